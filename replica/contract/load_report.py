@@ -1,0 +1,23 @@
+"""What a replica tells about its load and its cache."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """One reading of a replica's own gauges and counters; ``None`` is "not told", never zero."""
+
+    running: int | None = None
+    """Requests in the engine's current batch."""
+    waiting: int | None = None
+    """Requests in the engine's queue."""
+    kv_usage: float | None = None
+    """Share of KV blocks that active requests hold, 0 to 1."""
+    prefix_queried_tokens: float | None = None
+    """Counter: prompt tokens that were looked up in the prefix cache."""
+    prefix_hit_tokens: float | None = None
+    """Counter: of those, tokens found."""
+    capacity_tokens: int | None = None
+    """Tokens the KV cache holds in all."""
+    block_size: int | None = None
+    """Tokens in a KV block."""
