@@ -2,12 +2,12 @@
 
 from collections import abc
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from replica.sequence import Sequence
 
 
-class Work(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Work:
     """One sequence's share of a step: compute KV of positions ``start .. start + count - 1``.
 
     The tokens are ``sequence.token_ids[start : start + count]``; they attend to positions

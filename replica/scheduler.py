@@ -25,7 +25,7 @@ class SchedulerLimits:
     max_model_len: int = 8192
     """Prompt and output tokens of one sequence together."""
     spare_blocks: int = 0
-    """Blocks that admitting a sequence must leave free for running ones to grow into (ignored when none run)."""
+    """Blocks an admission must leave free for running sequences to grow into (ignored when none run)."""
 
 
 class RequestTooLong(ValueError):
