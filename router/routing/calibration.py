@@ -1,0 +1,126 @@
+"""Learns what work costs on one replica from what it did: prefill speed, decode step, tokens per byte."""
+
+from replica.contract.prefill_cost import DecodeCost, PrefillCost
+
+DEFAULT_PREFILL = PrefillCost(fixed_s=0.004, per_token_s=62.5e-6, attention_tokens=64_000.0)
+DEFAULT_DECODE = DecodeCost(fixed_s=0.008, per_sequence_s=60e-6)
+FORGET_PER_OBSERVATION = 0.98
+PRIOR_OBSERVATIONS_S = 0.05
+SLOWEST, FASTEST = 200.0, 0.005
+
+
+class ReplicaCost:
+    """A prior and two learned factors: how much slower or faster than the prior this replica is.
+
+    Prefill: while at least one request waits for its first token the replica is prefilling, so the
+    seconds it was busy, over the seconds the prior predicts for what it finished meanwhile, is its speed.
+    Both sums forget with a half-life of about 35 requests.
+
+    >>> cost = ReplicaCost(PrefillCost(0.0, 100e-6), DecodeCost(0.01, 0.0))
+    >>> for k in range(200):                          # a replica twice as slow as the prior, one at a time
+    ...     cost.prefill_started(now=k * 1.0)
+    ...     cost.prefill_finished(now=k * 1.0 + 0.2016, new_tokens=1_000, position=0, still_queued=0)
+    >>> round(cost.prefill_s(1_000, 0), 2)
+    0.2
+    """
+
+    __slots__ = (
+        "_busy_s",
+        "_busy_since",
+        "_decode",
+        "_decode_factor",
+        "_predicted_s",
+        "_prefill",
+        "_prefill_factor",
+        "prefills_seen",
+        "steps_seen",
+    )
+
+    def __init__(self, prefill: PrefillCost = DEFAULT_PREFILL, decode: DecodeCost = DEFAULT_DECODE) -> None:
+        self._prefill = prefill
+        self._decode = decode
+        self._prefill_factor = 1.0
+        self._decode_factor = 1.0
+        self._busy_since: float | None = None
+        self._busy_s = PRIOR_OBSERVATIONS_S
+        self._predicted_s = PRIOR_OBSERVATIONS_S
+        self.prefills_seen = 0
+        self.steps_seen = 0
+
+    def prefill_s(self, new_tokens: int, position: int) -> float:
+        """Seconds to prefill ``new_tokens`` after ``position`` cached tokens on this replica."""
+        return self._prefill_factor * self._prefill.seconds(new_tokens, position)
+
+    def step_s(self, sequences: int) -> float:
+        """Seconds of one decode step with ``sequences`` requests on this replica."""
+        return self._decode_factor * (self._decode.fixed_s + self._decode.per_sequence_s * sequences)
+
+    @property
+    def prefill_factor(self) -> float:
+        """Learned prefill time over the prior's: 2.0 is twice as slow."""
+        return self._prefill_factor
+
+    @property
+    def decode_factor(self) -> float:
+        """Learned decode step over the prior's."""
+        return self._decode_factor
+
+    def prefill_started(self, now: float) -> None:
+        """A request was sent; the replica is busy from here if it was not."""
+        if self._busy_since is None:
+            self._busy_since = now
+
+    def prefill_finished(self, now: float, new_tokens: int, position: int, still_queued: int) -> None:
+        """A first token was seen ``now``; ``still_queued`` requests still wait for theirs."""
+        if self._busy_since is None:
+            return
+        busy = now - self._busy_since
+        self._busy_since = now if still_queued else None
+        self._busy_s = self._busy_s * FORGET_PER_OBSERVATION + busy
+        self._predicted_s = self._predicted_s * FORGET_PER_OBSERVATION + self._prefill.seconds(
+            new_tokens, position
+        )
+        self.prefills_seen += 1
+        self._prefill_factor = min(SLOWEST, max(FASTEST, self._busy_s / self._predicted_s))
+
+    def prefill_abandoned(self, now: float, still_queued: int) -> None:
+        """A request left before its first token: what the replica did for it cannot be told."""
+        self._busy_since = now if still_queued else None
+
+    def decoded(self, seconds: float, steps: int, sequences: int) -> None:
+        """A request took ``seconds`` for ``steps`` tokens after its first, with about ``sequences`` beside it."""
+        if steps < 4 or seconds <= 0.0:
+            return
+        ratio = seconds / steps / (self._decode.fixed_s + self._decode.per_sequence_s * max(1, sequences))
+        weight = max(0.02, 1.0 / (self.steps_seen + 2))
+        self.steps_seen += 1
+        self._decode_factor += weight * (min(SLOWEST, max(FASTEST, ratio)) - self._decode_factor)
+
+
+class TokenRatio:
+    """Tokens per unit of prompt (byte, or token in exact mode), learned from ``usage.prompt_tokens``.
+
+    >>> ratio = TokenRatio(tokens_per_unit=0.25)
+    >>> for _ in range(300):
+    ...     ratio.learn(prompt_tokens=300, units=1_000)
+    >>> round(ratio.tokens_per_unit, 2)
+    0.3
+    """
+
+    __slots__ = ("_tokens", "_units")
+
+    def __init__(self, tokens_per_unit: float = 0.25, weight_units: float = 2_000.0) -> None:
+        self._tokens = tokens_per_unit * weight_units
+        self._units = weight_units
+
+    @property
+    def tokens_per_unit(self) -> float:
+        """The present estimate."""
+        return self._tokens / self._units
+
+    def learn(self, prompt_tokens: int, units: int) -> None:
+        """A prompt of ``units`` units turned out to have ``prompt_tokens`` tokens."""
+        if units <= 0 or prompt_tokens <= 0 or not 0.005 < prompt_tokens / units < 20.0:
+            return
+        self._tokens = self._tokens * FORGET_PER_OBSERVATION + prompt_tokens
+        self._units = self._units * FORGET_PER_OBSERVATION + units

@@ -1,0 +1,125 @@
+"""Work reserved on one replica: predicted prefill until the first token, decoding until the last byte."""
+
+from math import exp
+
+UTILIZATION_WINDOW_S = 60.0
+MAX_UTILIZATION = 0.95
+
+
+class Booking:
+    """One request's reservation. Owned by the ledger that made it."""
+
+    __slots__ = ("booked_at", "expected_output_tokens", "new_tokens", "prefill_s", "state")
+
+    QUEUED, DECODING, RELEASED = 0, 1, 2
+
+    def __init__(self, prefill_s: float, new_tokens: int, expected_output_tokens: int, now: float) -> None:
+        self.prefill_s = prefill_s
+        self.new_tokens = new_tokens
+        self.expected_output_tokens = expected_output_tokens
+        self.booked_at = now
+        self.state = Booking.QUEUED
+
+
+class Ledger:
+    """What a router has sent to one replica and not yet seen finished.
+
+    The backlog is the predicted prefill of every request without a first token, less the time the
+    replica has already worked. It never exceeds what is really queued and is zero when nothing is, so
+    a wrong prediction cannot compound.
+
+    >>> ledger = Ledger()
+    >>> first = ledger.book(prefill_s=0.6, new_tokens=9_000, expected_output_tokens=200, now=0.0)
+    >>> second = ledger.book(prefill_s=0.1, new_tokens=1_500, expected_output_tokens=200, now=0.2)
+    >>> round(ledger.backlog_s(0.2), 3)              # 0.7 booked, 0.2 worked off
+    0.5
+    >>> ledger.first_token(first, now=0.7)           # 0.1 s late: what is left is the second's 0.1 s
+    >>> round(ledger.backlog_s(0.7), 3)
+    0.1
+    >>> ledger.release(first, now=3.0), ledger.release(second, now=3.0), ledger.release(second, now=3.0)
+    (True, True, False)
+    >>> ledger.queued, ledger.decoding, ledger.outstanding_tokens, ledger.backlog_s(3.0)
+    (0, 0, 0, 0.0)
+    """
+
+    __slots__ = (
+        "_free_at",
+        "_prefill_sum",
+        "_prefill_sum_at",
+        "_queued_prefill_s",
+        "decoding",
+        "outstanding_tokens",
+        "queued",
+    )
+
+    def __init__(self) -> None:
+        self.queued = 0
+        self.decoding = 0
+        self.outstanding_tokens = 0
+        self._queued_prefill_s = 0.0
+        self._free_at = 0.0
+        self._prefill_sum = 0.0
+        self._prefill_sum_at = 0.0
+
+    def book(self, prefill_s: float, new_tokens: int, expected_output_tokens: int, now: float) -> Booking:
+        """Reserve ``prefill_s`` seconds from ``now`` for a request that is being sent."""
+        booking = Booking(prefill_s, new_tokens, expected_output_tokens, now)
+        self.queued += 1
+        self.outstanding_tokens += new_tokens + expected_output_tokens
+        self._queued_prefill_s += prefill_s
+        self._free_at = (self._free_at if self._free_at > now else now) + prefill_s
+        elapsed = now - self._prefill_sum_at
+        if elapsed > 0.0:
+            self._prefill_sum *= exp(-elapsed / UTILIZATION_WINDOW_S)
+            self._prefill_sum_at = now
+        self._prefill_sum += prefill_s
+        return booking
+
+    def first_token(self, booking: Booking, now: float) -> None:
+        """The request's prefill is over; the backlog is re-based on what is still queued."""
+        if booking.state != Booking.QUEUED:
+            return
+        booking.state = Booking.DECODING
+        self.decoding += 1
+        self.outstanding_tokens -= booking.new_tokens
+        self._leave_queue(booking, now)
+
+    def release(self, booking: Booking, now: float) -> bool:
+        """The request is over, however it ended. True the first time, False after."""
+        if booking.state == Booking.RELEASED:
+            return False
+        if booking.state == Booking.QUEUED:
+            self.outstanding_tokens -= booking.new_tokens
+            self._leave_queue(booking, now)
+        else:
+            self.decoding -= 1
+        self.outstanding_tokens -= booking.expected_output_tokens
+        booking.state = Booking.RELEASED
+        return True
+
+    def _leave_queue(self, booking: Booking, now: float) -> None:
+        self.queued -= 1
+        # Summing and subtracting floats drifts: an empty queue is exactly zero.
+        self._queued_prefill_s = self._queued_prefill_s - booking.prefill_s if self.queued else 0.0
+        self._free_at = now + self._queued_prefill_s
+
+    def backlog_s(self, now: float) -> float:
+        """Seconds of prefill ahead of a request sent ``now``; 0 when nothing is queued."""
+        left = self._free_at - now
+        if left <= 0.0 or not self.queued:
+            return 0.0
+        return left if left < self._queued_prefill_s else self._queued_prefill_s
+
+    @property
+    def queued_prefill_s(self) -> float:
+        """Predicted prefill of everything without a first token, work already done included."""
+        return self._queued_prefill_s
+
+    def utilization(self, now: float) -> float:
+        """Prefill seconds sent in about the last minute, per second; capped at 0.95."""
+        share = (
+            self._prefill_sum
+            * exp((self._prefill_sum_at - now) / UTILIZATION_WINDOW_S)
+            / UTILIZATION_WINDOW_S
+        )
+        return share if share < MAX_UTILIZATION else MAX_UTILIZATION

@@ -1,0 +1,26 @@
+"""What a candidate would cost one request itself, without prices: wait and prefill."""
+
+from collections.abc import Sequence
+
+from router.routing.decision import Assessment, Decision, Reason
+from router.routing.view import Candidate, RoutingRequest
+
+
+def assess_own_delay(request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Assessment]:
+    """Wait and prefill on every candidate; nothing is imposed, the total is their sum."""
+    rows = []
+    for candidate in candidates:
+        matched = request.matched_tokens[candidate.index]
+        wait = candidate.ledger.backlog_s(request.now)
+        prefill = candidate.cost.prefill_s(request.prompt_tokens - matched, matched)
+        rows.append(Assessment(candidate.index, matched, wait, prefill, 0.0, wait + prefill))
+    return rows
+
+
+def decide_by_load(request: RoutingRequest, chosen: Candidate) -> Decision:
+    """The decision of a policy that looks at load alone."""
+    matched = request.matched_tokens[chosen.index]
+    wait = chosen.ledger.backlog_s(request.now)
+    prefill = chosen.cost.prefill_s(request.prompt_tokens - matched, matched)
+    saved = chosen.cost.prefill_s(request.prompt_tokens, 0) - prefill if matched else 0.0
+    return Decision(chosen.index, Reason.BALANCED, matched, wait, prefill, saved)

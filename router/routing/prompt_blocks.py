@@ -1,0 +1,239 @@
+"""A request's body -> the chain of block keys that names its prompt, and how long it is.
+
+Text mode needs no tokenizer. Everything that shapes the prompt is written into one canonical text, in
+order: model, tools, then each message's role, name, content and tool calls. Two requests whose canonical
+texts begin alike begin alike for the engine, too. The text is cut into blocks: 256 bytes each at the
+head, where prompts part ways, doubling every 32 blocks, so that 2 / 32 / 256 KiB are 7 / 71 / 160 blocks.
+A block's key is chained: it names the block and everything before it, in all 64 bits.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, Protocol
+
+import mmh3
+import orjson
+
+FIRST_BLOCK_BYTES = 256
+BLOCKS_PER_SIZE = 32
+MAX_BLOCKS = 416
+CHAIN_MULTIPLIER = 0x9E3779B97F4A7C15
+MASK_64 = (1 << 64) - 1
+
+_BLOCK_ENDS = tuple(
+    accumulate((FIRST_BLOCK_BYTES << (block // BLOCKS_PER_SIZE) for block in range(MAX_BLOCKS)), initial=0)
+)
+
+
+class BlockLayout(Protocol):
+    """Where blocks end, in units of prompt (bytes of text, or tokens)."""
+
+    def end(self, blocks: int) -> int:
+        """Units in the first ``blocks`` blocks."""
+
+
+class TextLayout:
+    """Blocks of canonical text; units are bytes.
+
+    >>> [TextLayout().end(n) for n in (0, 1, 32, 33, 64)]
+    [0, 256, 8192, 8704, 24576]
+    """
+
+    def end(self, blocks: int) -> int:
+        """Bytes in the first ``blocks`` blocks."""
+        return _BLOCK_ENDS[blocks]
+
+
+class UniformLayout:
+    """Blocks of one size; units are tokens.
+
+    >>> UniformLayout(512).end(3)
+    1536
+    """
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+
+    def end(self, blocks: int) -> int:
+        """Tokens in the first ``blocks`` blocks."""
+        return blocks * self._block_tokens
+
+
+TEXT_LAYOUT = TextLayout()
+
+
+class Prompt:
+    """What the router knows of one request before it chooses.
+
+    ``keys`` are the chained keys of whole blocks; ``units`` is the length of the whole prompt.
+    """
+
+    __slots__ = ("keys", "layout", "max_tokens", "model", "stream", "units")
+
+    def __init__(
+        self,
+        *,
+        keys: Sequence[int],
+        units: int,
+        layout: BlockLayout = TEXT_LAYOUT,
+        model: str | None = None,
+        stream: bool = False,
+        max_tokens: int | None = None,
+    ) -> None:
+        self.keys = keys
+        self.units = units
+        self.layout = layout
+        self.model = model
+        self.stream = stream
+        self.max_tokens = max_tokens
+
+
+UNREADABLE = Prompt(keys=(), units=0)
+"""A request whose prompt cannot be read: it is routed by load, and the replica judges it."""
+
+
+@lru_cache(maxsize=1024)
+def root_key(model: str | None, salt: str | None = None, adapter: str | None = None) -> int:
+    """The key every chain of this model, tenant salt and adapter starts from.
+
+    Parts are tagged and framed by their length, so a salt "foo" is not an adapter "foo".
+    """
+    framed = b"".join(
+        b"%c%d:%s" % (tag, len(value), value)
+        for tag, part in ((b"m", model), (b"s", salt), (b"a", adapter))
+        if part is not None
+        for value in (part.encode("utf-8", "surrogatepass"),)
+    )
+    return int(mmh3.mmh3_x64_128_utupledigest(framed, 0x77617277)[0])
+
+
+def block_keys(text: bytes, root: int) -> list[int]:
+    """Chained 64-bit keys of the whole blocks of ``text``; a last partial block has none.
+
+    Stable across processes and versions:
+
+    >>> [hex(key) for key in block_keys(b"x" * 600, root=1)]
+    ['0x37d4e0658621432d', '0x611d126de21d15c9']
+    """
+    digest = mmh3.mmh3_x64_128_utupledigest
+    keys: list[int] = []
+    append = keys.append
+    key = root
+    start, size, length = 0, FIRST_BLOCK_BYTES, len(text)
+    while start + size <= length:
+        # One size: up to 32 blocks.
+        stop = min(start + size * BLOCKS_PER_SIZE, start + (length - start) // size * size)
+        for begin in range(start, stop, size):
+            key = (key * CHAIN_MULTIPLIER + digest(text[begin : begin + size], 0)[0]) & MASK_64
+            append(key)
+        if len(keys) >= MAX_BLOCKS or stop - start < size * BLOCKS_PER_SIZE:
+            break
+        start, size = stop, size * 2
+    return keys
+
+
+def read_prompt(body: bytes) -> Prompt:
+    """The prompt of an OpenAI request body; ``UNREADABLE`` when there is none to be found.
+
+    Never raises: a body that is not what it should be is the replica's to refuse.
+    """
+    try:
+        request = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return UNREADABLE
+    if type(request) is not dict:
+        return UNREADABLE
+    model = request.get("model")
+    if type(model) is not str:
+        model = None
+    max_tokens = request.get("max_completion_tokens") or request.get("max_tokens")
+    if type(max_tokens) is not int or max_tokens < 1:
+        max_tokens = None
+    text = canonical_text(request)
+    return Prompt(
+        keys=block_keys(text, root_key(model)),
+        units=len(text),
+        model=model,
+        stream=request.get("stream") is True,
+        max_tokens=max_tokens,
+    )
+
+
+def canonical_text(request: dict[str, Any]) -> bytes:
+    """All that shapes the prompt of ``request``, in order, as bytes.
+
+    ``content`` as a string and as one text part are the same; images stand for themselves by their URL
+    or data; ``null`` content is empty.
+
+    >>> canonical_text({"messages": [{"role": "user", "content": "hi"}]})
+    b'\\x1euser\\x1fhi'
+    >>> canonical_text({"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]})
+    b'\\x1euser\\x1fhi'
+    >>> canonical_text({"prompt": "once upon"})
+    b'once upon'
+    """
+    parts: list[str] = []
+    for field in ("tools", "functions", "response_format", "chat_template_kwargs"):
+        value = request.get(field)
+        if value:
+            parts.append("\x1d" + field + "\x1f" + _dump(value))
+    messages = request.get("messages")
+    if type(messages) is list:
+        for message in messages:
+            if type(message) is dict:
+                _write_message(message, parts)
+            else:
+                parts.append("\x1e" + _dump(message))
+    elif "prompt" in request:
+        parts.append(_prompt_text(request["prompt"]))
+    elif "input" in request:
+        instructions = request.get("instructions")
+        if type(instructions) is str:
+            parts.append("\x1esystem\x1f" + instructions)
+        parts.append(_prompt_text(request["input"]))
+    text = "".join(parts)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # a lone surrogate: legal in JSON, not in UTF-8
+        return text.encode("utf-8", "surrogatepass")
+
+
+def _write_message(message: dict[str, Any], parts: list[str]) -> None:
+    role, content = message.get("role"), message.get("content")
+    parts.append("\x1e" + role + "\x1f" if type(role) is str else "\x1e\x1f")
+    if type(content) is str:
+        parts.append(content)
+    elif type(content) is list:
+        for part in content:
+            if type(part) is dict and type(part.get("text")) is str:
+                parts.append(part["text"])
+            else:
+                parts.append("\x1c" + _dump(part))
+    elif content is not None:
+        parts.append("\x1c" + _dump(content))
+    if len(message) > 2:
+        for field, value in message.items():
+            if field not in ("role", "content") and value is not None:
+                parts.append("\x1d" + field + "\x1f" + (value if type(value) is str else _dump(value)))
+
+
+def _prompt_text(prompt: Any) -> str:
+    if type(prompt) is str:
+        return prompt
+    if type(prompt) is list:
+        if prompt and all(type(item) is str for item in prompt):
+            return "\x1c".join(prompt)
+        if prompt and all(type(item) is dict for item in prompt):
+            parts: list[str] = []
+            for item in prompt:
+                _write_message(item, parts)
+            return "".join(parts)
+    return _dump(prompt)
+
+
+def _dump(value: Any) -> str:
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:  # an integer over 64 bits or a lone surrogate
+        return repr(value)

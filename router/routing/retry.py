@@ -1,0 +1,72 @@
+"""May this failure be tried again elsewhere: never after the first byte, and only within a budget."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+class Failure(Enum):
+    """How an attempt on a replica ended without an answer the client can use."""
+
+    CONNECT = auto()
+    """No connection: nothing was sent."""
+    CLOSED = auto()
+    """The connection broke before the first byte of an answer."""
+    STATUS_5XX = auto()
+    """The replica answered 500, 502, 503 or 504 (503 and 429 say "busy": see ``BUSY``)."""
+    BUSY = auto()
+    """The replica answered 429, or 503 with Retry-After: alive, full."""
+    FIRST_BYTE_TIMEOUT = auto()
+    """No first byte in time; what the replica did with the request is unknown."""
+    BROKEN = auto()
+    """The transfer broke or stalled after the first byte."""
+    GARBAGE = auto()
+    """What came was not HTTP."""
+
+
+RETRYABLE = frozenset({Failure.CONNECT, Failure.CLOSED, Failure.STATUS_5XX, Failure.BUSY, Failure.GARBAGE})
+
+
+@dataclass(frozen=True, slots=True)
+class RetrySettings:
+    """How often failures may be tried again."""
+
+    attempts: int = 3
+    """Replicas one request may be sent to in all."""
+    budget_share: float = 0.2
+    """Retries allowed per request in the long run, so that a brown-out is not amplified."""
+    budget_floor: int = 100
+    """Retries in hand at the start and after a quiet time: enough for one replica's death."""
+
+
+class RetryBudget:
+    """Tokens earned by requests and spent by retries. A connection never made costs none: it cost the fleet none.
+
+    >>> budget = RetryBudget(RetrySettings(attempts=2, budget_share=0.5, budget_floor=1))
+    >>> budget.take(Failure.CLOSED, attempts_made=1), budget.take(Failure.CLOSED, attempts_made=1)
+    (True, False)
+    >>> budget.earn(); budget.earn(); budget.take(Failure.CLOSED, attempts_made=1)
+    True
+    >>> budget.take(Failure.BROKEN, attempts_made=1), budget.take(Failure.CONNECT, attempts_made=2)
+    (False, False)
+    """
+
+    __slots__ = ("_settings", "_tokens")
+
+    def __init__(self, settings: RetrySettings) -> None:
+        self._settings = settings
+        self._tokens = float(settings.budget_floor)
+
+    def earn(self) -> None:
+        """A request came in."""
+        self._tokens = min(float(self._settings.budget_floor), self._tokens + self._settings.budget_share)
+
+    def take(self, failure: Failure, attempts_made: int) -> bool:
+        """May a request that failed so, after ``attempts_made`` attempts, be tried on another replica?"""
+        if failure not in RETRYABLE or attempts_made >= self._settings.attempts:
+            return False
+        if failure is Failure.CONNECT:
+            return True
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True

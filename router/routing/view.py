@@ -1,0 +1,116 @@
+"""What a policy sees: one request, and the candidates it may choose from."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from router.routing.decision import Assessment, Decision
+
+
+class LedgerView(Protocol):
+    """Work booked on one replica; see ``ledger.Ledger``."""
+
+    @property
+    def queued(self) -> int:
+        """Requests sent that have not shown a first token."""
+
+    @property
+    def decoding(self) -> int:
+        """Requests past their first token."""
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Uncached prompt tokens and expected reply tokens of everything in flight."""
+
+    def backlog_s(self, now: float) -> float:
+        """Seconds of prefill ahead of a request sent now."""
+
+    def utilization(self, now: float) -> float:
+        """Share of the last minute that prefill sent here fills, 0 to 0.95."""
+
+
+class CostView(Protocol):
+    """What work costs on one replica; see ``calibration.ReplicaCost``."""
+
+    def prefill_s(self, new_tokens: int, position: int) -> float:
+        """Seconds to prefill ``new_tokens`` after ``position`` cached ones."""
+
+    def step_s(self, sequences: int) -> float:
+        """Seconds of one decode step with ``sequences`` requests."""
+
+
+class Candidate(Protocol):
+    """A usable replica as a policy sees it. Reading changes nothing."""
+
+    @property
+    def index(self) -> int:
+        """Position in the fleet; ``RoutingRequest.matched_tokens`` is indexed by it."""
+
+    @property
+    def name(self) -> str:
+        """The replica's name, unique in the fleet and the same in every router."""
+
+    @property
+    def weight(self) -> float:
+        """Relative size from the config; 1.0 unless set."""
+
+    @property
+    def ledger(self) -> LedgerView: ...
+
+    @property
+    def cost(self) -> CostView: ...
+
+    @property
+    def room_price_s(self) -> float:
+        """Seconds that taking more KV room costs: 0 until the replica's KV is nearly full."""
+
+
+class RoutingRequest:
+    """One request as a policy sees it, with the fleet-wide figures the prices are made from."""
+
+    __slots__ = (
+        "arrivals_per_replica_s",
+        "decode_price",
+        "expected_output_tokens",
+        "fleet_utilization",
+        "matched_tokens",
+        "now",
+        "prompt_tokens",
+        "route_key",
+        "session",
+    )
+
+    def __init__(
+        self,
+        *,
+        now: float,
+        prompt_tokens: int,
+        matched_tokens: Sequence[int],
+        session: str | None = None,
+        route_key: int = 0,
+        arrivals_per_replica_s: float = 0.0,
+        fleet_utilization: float = 0.0,
+        decode_price: float = 0.0,
+        expected_output_tokens: float = 0.0,
+    ) -> None:
+        self.now = now
+        self.prompt_tokens = prompt_tokens
+        self.matched_tokens = matched_tokens
+        """By replica index: prompt tokens the index believes are cached there."""
+        self.session = session
+        self.route_key = route_key
+        """A deep key of the prompt's prefix, for policies that hash."""
+        self.arrivals_per_replica_s = arrivals_per_replica_s
+        self.fleet_utilization = fleet_utilization
+        self.decode_price = decode_price
+        """κ: what a second of decoding is worth in seconds of time to first token."""
+        self.expected_output_tokens = expected_output_tokens
+
+
+class Policy(Protocol):
+    """Chooses one of several candidates. Never called with none; never awaits."""
+
+    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Decision:
+        """The decision for ``request``. ``candidates`` are usable and not yet tried."""
+
+    def assess(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Assessment]:
+        """What each candidate would cost, in the candidates' order; chooses nothing."""
