@@ -88,7 +88,7 @@ class ReplicaCost:
         self._busy_since = now if still_queued else None
 
     def decoded(self, seconds: float, steps: int, sequences: int) -> None:
-        """A request took ``seconds`` for ``steps`` tokens after its first, with about ``sequences`` beside it."""
+        """A request took ``seconds`` for ``steps`` tokens after its first, ``sequences`` decoding."""
         if steps < 4 or seconds <= 0.0:
             return
         ratio = seconds / steps / (self._decode.fixed_s + self._decode.per_sequence_s * max(1, sequences))

@@ -290,10 +290,7 @@ class PrefixIndex:
             stop = end(node.stop)
             while keep and stop - end(node.start + keep) < excess:
                 keep -= 1
-            if keep:
-                upper = self._split(node, keep)
-            else:
-                upper = node.parent
+            upper = self._split(node, keep) if keep else node.parent
             self._release(node, replica)
             if keep and upper.parent is None:
                 continue  # merged away: its tail was the last holder's

@@ -1,0 +1,47 @@
+"""What the data plane counts: plain numbers it adds to, read by ``/metrics`` and ``/fleet``."""
+
+from bisect import bisect_left
+
+TTFT_BUCKETS_S = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0,
+)  # fmt: skip
+
+
+class Histogram:
+    """Counts per bucket; ``counts`` has one more than ``bounds`` for what is above the last."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        """Count ``value`` (the histogram's unit)."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+class Counters:
+    """One router's counters since start. Labels are bounded: statuses, reasons, replica names."""
+
+    def __init__(self) -> None:
+        self.requests: dict[tuple[str, int], int] = {}
+        """By (replica name or "", status sent to the client); 499 is "client left"."""
+        self.decisions: dict[tuple[str, str], int] = {}
+        """By (replica name, reason)."""
+        self.errors: dict[str, int] = {}
+        """Router-made errors by code."""
+        self.retries = 0
+        self.client_disconnects = 0
+        self.broken_streams = 0
+        self.open_client_connections = 0
+        self.open_replica_connections = 0
+        self.in_flight = 0
+        self.cached_tokens = 0
+        self.prompt_tokens = 0
+        self.output_tokens = 0
+        self.ttft_s = Histogram(TTFT_BUCKETS_S)
+        self.first_byte_s = Histogram(TTFT_BUCKETS_S)
+        self.decision_s = Histogram((10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 1e-3, 5e-3))
