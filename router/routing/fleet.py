@@ -442,13 +442,15 @@ class Fleet:
             state.kv_tokens = report.capacity_tokens
             self.index.set_capacity(replica, int(report.capacity_tokens / self.token_ratio.tokens_per_unit))
 
-    def probe_succeeded(self, replica: int, now: float, models: frozenset[str] | None = None) -> None:
-        """The replica answered its probe; ``models`` it serves, if it told."""
+    def probe_succeeded(self, replica: int, now: float) -> None:
+        """The replica answered its probe."""
         state = self.replicas[replica]
         state.probed = True
         state.health.probe_succeeded(now)
-        if models is not None:
-            state.models = models
+
+    def models_reported(self, replica: int, models: frozenset[str]) -> None:
+        """The names of the models the replica serves."""
+        self.replicas[replica].models = models
 
     def probe_failed(self, replica: int, now: float, *, refused: bool = False) -> None:
         """The replica did not answer its probe; ``refused``: nobody listens there."""

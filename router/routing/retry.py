@@ -39,7 +39,7 @@ class RetrySettings:
 
 
 class RetryBudget:
-    """Tokens earned by requests, spent by retries. A connection never made costs none, as it cost the fleet none.
+    """Tokens earned by requests, spent by retries. A connection never made costs none: it cost nothing.
 
     >>> budget = RetryBudget(RetrySettings(attempts=2, budget_share=0.5, budget_floor=1))
     >>> budget.take(Failure.CLOSED, attempts_made=1), budget.take(Failure.CLOSED, attempts_made=1)

@@ -1,0 +1,64 @@
+"""``warmroute explain``: where a request would go and why, from a running router or a config alone."""
+
+import argparse
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from router.config import ConfigError, load_config
+from router.proxy.explanation import explanation, lines
+from router.routing.decision import NoReplica
+from router.routing.prompt_blocks import read_prompt
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; 0, 1 or 2 as INTERFACE says."""
+    try:
+        body = sys.stdin.buffer.read() if args.request == "-" else Path(args.request).read_bytes()
+    except OSError as error:
+        print(f"warmroute explain: {args.request}: cannot be read: {error.strerror}", file=sys.stderr)
+        return 2
+    if (args.url is None) == (args.config is None):
+        print("warmroute explain: give either CONFIG.yaml or --url ADMIN_URL", file=sys.stderr)
+        return 2
+    try:
+        result = _from_router(args.url, body) if args.url else _from_config(args.config, body)
+    except ConfigError as error:
+        print(f"warmroute explain: {error}", file=sys.stderr)
+        return 2
+    except (OSError, NoReplica, ValueError) as error:
+        print(f"warmroute explain: {error}", file=sys.stderr)
+        return 1
+    print(orjson.dumps(result).decode() if args.json else "\n".join(lines(result)))
+    return 0
+
+
+def _from_router(url: str, body: bytes) -> dict[str, Any]:
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url: expected http://HOST:PORT of the router's admin port, got {url!r}")
+    request = urllib.request.Request(
+        url.rstrip("/") + "/explain", data=body, headers={"content-type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            result = orjson.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        raise OSError(f"{url} answered {error.code}: {error.read(500).decode('utf-8', 'replace')}") from None
+    if not isinstance(result, dict) or "candidates" not in result:
+        raise ValueError(f"{url} is not a router's admin port")
+    return result
+
+
+def _from_config(path: str, body: bytes) -> dict[str, Any]:
+    from router.proxy.assembly import make_fleet
+
+    config = load_config(path)
+    fleet = make_fleet(config)
+    prompt = read_prompt(body)
+    decision, rows, asked = fleet.explain(prompt, time.monotonic())
+    return explanation(fleet, decision, rows, asked)

@@ -1,0 +1,182 @@
+"""The admin port: metrics, fleet state, explain, drain, reload. Loopback unless configured otherwise."""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from router.config import ConfigError, RouterConfig
+from router.proxy.counters import Counters
+from router.proxy.explanation import explanation
+from router.proxy.exposition import metrics_page
+from router.routing.decision import NoReplica
+from router.routing.fleet import Fleet, ReplicaState
+from router.routing.prompt_blocks import read_prompt
+
+BODY_BYTES = 64 * 1024 * 1024
+
+
+class Admin:
+    """The aiohttp application of the admin port."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        config: RouterConfig,
+        counters: Counters,
+        reload: Callable[[], Awaitable[RouterConfig]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fleet = fleet
+        self._config = config
+        self._counters = counters
+        self._reload = reload
+        self._clock = clock
+        self._runner: web.AppRunner | None = None
+        self.address = ""
+
+    async def start(self) -> None:
+        """Listen on ``config.admin``; ``address`` tells where."""
+        app = web.Application(client_max_size=BODY_BYTES, middlewares=[_errors_as_json])
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/fleet", self._fleet_state)
+        app.router.add_get("/health", self._health)
+        app.router.add_post("/explain", self._explain)
+        app.router.add_post("/drain/{replica}", self._drain)
+        app.router.add_delete("/drain/{replica}", self._undrain)
+        app.router.add_post("/reload", self._reloaded)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        listen = self._config.admin
+        site: web.BaseSite
+        if listen.startswith("unix:"):
+            site = web.UnixSite(self._runner, listen.removeprefix("unix:"))
+            await site.start()
+            self.address = listen
+        else:
+            host, _, port = listen.rpartition(":")
+            site = web.TCPSite(self._runner, host.strip("[]"), int(port))
+            await site.start()
+            bound = self._runner.addresses[0]
+            self.address = f"{host}:{bound[1]}"
+
+    async def stop(self) -> None:
+        """Close the port."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return _json({"status": "ok"})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(
+            body=metrics_page(self._fleet, self._counters),
+            headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"},
+        )
+
+    async def _fleet_state(self, request: web.Request) -> web.Response:
+        return _json(fleet_state(self._fleet, self._clock()))
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        prompt = read_prompt(await request.read())
+        session = request.headers.get("x-session-id")
+        try:
+            decision, rows, asked = self._fleet.explain(prompt, self._clock(), session=session)
+        except NoReplica as error:
+            raise web.HTTPServiceUnavailable(text=str(error)) from None
+        return _json(explanation(self._fleet, decision, rows, asked))
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        return self._set_draining(request, on=True)
+
+    async def _undrain(self, request: web.Request) -> web.Response:
+        return self._set_draining(request, on=False)
+
+    def _set_draining(self, request: web.Request, *, on: bool) -> web.Response:
+        name = request.match_info["replica"]
+        for replica in self._fleet.replicas:
+            if replica.name == name:
+                self._fleet.drained(replica.index, on=on)
+                return _json({"replica": name, "draining": on, "in_flight": replica.in_flight})
+        names = ", ".join(replica.name for replica in self._fleet.replicas)
+        raise web.HTTPNotFound(text=f"no replica is named {name!r}; there are: {names}")
+
+    async def _reloaded(self, request: web.Request) -> web.Response:
+        try:
+            config = await self._reload()
+        except ConfigError as error:
+            raise web.HTTPBadRequest(text=str(error)) from None
+        return _json({"reloaded": True, "replicas": [r.effective_name for r in config.replicas]})
+
+
+@web.middleware
+async def _errors_as_json(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        body = {"error": {"message": error.text or error.reason, "type": "admin_error", "code": error.status}}
+        return web.Response(
+            body=orjson.dumps(body), status=error.status, headers={"content-type": "application/json"}
+        )
+
+
+def _json(value: Any) -> web.Response:
+    return web.Response(body=orjson.dumps(value), headers={"content-type": "application/json"})
+
+
+def fleet_state(fleet: Fleet, now: float) -> dict[str, Any]:
+    """Every replica's health, ledger, index and calibration, and the fleet-wide figures."""
+    return {
+        "replicas": [_replica_state(fleet, replica, now) for replica in fleet.replicas],
+        "tokens_per_unit": fleet.token_ratio.tokens_per_unit,
+        "arrivals_per_s": fleet.arrivals_per_s(now),
+        "decode_price": fleet.decode_price,
+        "spills": fleet.spills,
+        "saved_prefill_s": fleet.saved_s,
+        "index_nodes": fleet.index.nodes(),
+    }
+
+
+def _replica_state(fleet: Fleet, replica: ReplicaState, now: float) -> dict[str, Any]:
+    report = replica.last_report
+    ratio = fleet.token_ratio.tokens_per_unit
+    return {
+        "name": replica.name,
+        "url": replica.spec.url,
+        "models": sorted(replica.models) if replica.models else None,
+        "health": replica.health.state.value,
+        "draining": replica.draining,
+        "usable": replica.usable,
+        "requests": replica.requests,
+        "queued": replica.ledger.queued,
+        "decoding": replica.ledger.decoding,
+        "wait_ms": replica.ledger.backlog_s(now) * 1_000.0,
+        "outstanding_tokens": replica.ledger.outstanding_tokens,
+        "utilization": replica.ledger.utilization(now),
+        "index": {
+            "tokens": int(fleet.index.held(replica.index) * ratio),
+            "capacity_tokens": int(fleet.index.capacity(replica.index) * ratio),
+        },
+        "calibration": {
+            "prefill_factor": replica.cost.prefill_factor,
+            "prefills_seen": replica.cost.prefills_seen,
+            "decode_factor": replica.cost.decode_factor,
+            "prefill_1000_tokens_ms": replica.cost.prefill_s(1_000, 0) * 1_000.0,
+            "step_ms": replica.cost.step_s(1) * 1_000.0,
+        },
+        "reported": None
+        if report is None
+        else {
+            "running": report.running,
+            "waiting": report.waiting,
+            "kv_usage": report.kv_usage,
+            "capacity_tokens": report.capacity_tokens,
+            "prefix_queried_tokens": report.prefix_queried_tokens,
+            "prefix_hit_tokens": report.prefix_hit_tokens,
+        },
+    }

@@ -1,0 +1,69 @@
+"""A decision as JSON and as lines for people: one row per candidate, and the sums to check it with."""
+
+from typing import Any
+
+from router.routing.decision import Assessment, Decision
+from router.routing.fleet import Fleet
+from router.routing.view import RoutingRequest
+
+
+def explanation(
+    fleet: Fleet, decision: Decision, rows: list[Assessment], request: RoutingRequest
+) -> dict[str, Any]:
+    """What ``POST /explain`` answers; times in milliseconds."""
+    chosen = fleet.replicas[decision.replica]
+    return {
+        "replica": chosen.name,
+        "reason": decision.reason.value,
+        "prompt_tokens": request.prompt_tokens,
+        "matched_tokens": decision.matched_tokens,
+        "wait_ms": _ms(decision.wait_s),
+        "prefill_ms": _ms(decision.prefill_s),
+        "saved_ms": _ms(decision.saved_s),
+        "spill_saved_ms": None if decision.spill_saved_s is None else _ms(decision.spill_saved_s),
+        "extra_wait_ms": None if decision.extra_wait_s is None else _ms(decision.extra_wait_s),
+        "prices": {
+            "arrivals_per_replica_s": round(request.arrivals_per_replica_s, 4),
+            "fleet_utilization": round(request.fleet_utilization, 4),
+            "decode_price": round(request.decode_price, 5),
+            "expected_output_tokens": round(request.expected_output_tokens, 1),
+        },
+        "candidates": [
+            {
+                "replica": fleet.replicas[row.replica].name,
+                "matched_tokens": row.matched_tokens,
+                "queued": fleet.replicas[row.replica].ledger.queued,
+                "decoding": fleet.replicas[row.replica].ledger.decoding,
+                "wait_ms": _ms(row.wait_s),
+                "prefill_ms": _ms(row.prefill_s),
+                "imposed_ms": _ms(row.imposed_s),
+                "total_ms": _ms(row.total_s),
+            }
+            for row in rows
+        ],
+    }
+
+
+def lines(result: dict[str, Any]) -> list[str]:
+    """The same as a table for a terminal."""
+    out = [
+        f"{result['prompt_tokens']} prompt tokens -> {result['replica']} ({result['reason']}): "
+        f"{result['matched_tokens']} matched, saves {result['saved_ms']:.1f} ms of prefill",
+        f"{'replica':24}{'matched':>9}{'wait ms':>10}{'prefill ms':>12}{'imposed ms':>12}{'total ms':>10}",
+    ]
+    for row in result["candidates"]:
+        mark = " <" if row["replica"] == result["replica"] else ""
+        out.append(
+            f"{row['replica']:24}{row['matched_tokens']:>9}{row['wait_ms']:>10.1f}{row['prefill_ms']:>12.1f}"
+            f"{row['imposed_ms']:>12.1f}{row['total_ms']:>10.1f}{mark}"
+        )
+    if result["extra_wait_ms"] is not None:
+        out.append(
+            f"the warmest replica would have saved {result['spill_saved_ms']:.1f} ms of prefill "
+            f"for {result['extra_wait_ms']:.1f} ms more queue"
+        )
+    return out
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1_000.0, 3)

@@ -1,0 +1,126 @@
+"""``/metrics`` in Prometheus' text form, made from the counters and the fleet when asked."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from router.proxy.counters import Counters, Histogram
+from router.routing.fleet import Fleet
+from router.routing.health import HealthState
+
+
+class RouterCollector(Collector):
+    """Reads the router's state at scrape time. Labels are replica names, reasons and codes: bounded."""
+
+    def __init__(self, fleet: Fleet, counters: Counters) -> None:
+        self._fleet = fleet
+        self._counters = counters
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric family."""
+        yield from self._traffic()
+        yield from self._replicas()
+
+    def _traffic(self) -> Iterator[Metric]:
+        counters, fleet = self._counters, self._fleet
+        requests = CounterMetricFamily(
+            "warmroute_requests",
+            "Requests answered, by replica and status sent to the client (499: the client left).",
+            labels=["replica", "status"],
+        )
+        for (replica, status), count in counters.requests.items():
+            requests.add_metric([replica, str(status)], count)
+        yield requests
+        decisions = CounterMetricFamily(
+            "warmroute_decisions", "Routing decisions by replica and reason.", labels=["replica", "reason"]
+        )
+        for (replica, reason), count in counters.decisions.items():
+            decisions.add_metric([replica, reason], count)
+        yield decisions
+        errors = CounterMetricFamily("warmroute_errors", "Errors made by the router.", labels=["code"])
+        for code, count in counters.errors.items():
+            errors.add_metric([code], count)
+        yield errors
+        for name, text, value in (
+            ("retries", "Requests sent again to another replica.", counters.retries),
+            (
+                "client_disconnects",
+                "Clients that left before their answer was complete.",
+                counters.client_disconnects,
+            ),
+            ("broken_streams", "Answers that broke after their first byte.", counters.broken_streams),
+            ("prompt_tokens", "Prompt tokens that replicas reported.", counters.prompt_tokens),
+            ("cached_tokens", "Of those, tokens served from a prefix cache.", counters.cached_tokens),
+            ("output_tokens", "Reply tokens that replicas reported.", counters.output_tokens),
+            ("spills", "Requests that left a warmer replica because waiting there cost more.", fleet.spills),
+            ("saved_prefill_seconds", "Prefill seconds that hits were predicted to save.", fleet.saved_s),
+        ):
+            yield CounterMetricFamily(f"warmroute_{name}", text, value=value)
+        yield GaugeMetricFamily("warmroute_in_flight", "Requests being served.", value=counters.in_flight)
+        yield GaugeMetricFamily(
+            "warmroute_client_connections", "Open client connections.", value=counters.open_client_connections
+        )
+        yield GaugeMetricFamily(
+            "warmroute_replica_connections",
+            "Open connections to replicas.",
+            value=counters.open_replica_connections,
+        )
+        yield _histogram(
+            "warmroute_ttft_seconds", "Time to the first token of streamed answers.", counters.ttft_s
+        )
+        yield _histogram(
+            "warmroute_first_byte_seconds", "Time to the first byte of answers.", counters.first_byte_s
+        )
+        yield _histogram(
+            "warmroute_decision_seconds", "Time to read a prompt and choose a replica.", counters.decision_s
+        )
+
+    def _replicas(self) -> Iterator[Metric]:
+        fleet = self._fleet
+        gauges = {
+            name: GaugeMetricFamily(f"warmroute_replica_{name}", text, labels=["replica"])
+            for name, text in (
+                ("up", "1 while the replica may take new work."),
+                ("ejected", "1 while the replica is ejected."),
+                ("queued", "Requests sent that have shown no first token."),
+                ("decoding", "Requests past their first token."),
+                ("wait_seconds", "Predicted prefill of requests without a first token."),
+                ("outstanding_tokens", "Uncached prompt and expected reply tokens in flight."),
+                ("index_tokens", "Tokens the index believes the replica holds."),
+                ("prefill_factor", "Learned prefill time over the prior's."),
+                ("decode_factor", "Learned decode step over the prior's."),
+            )
+        }
+        ratio = fleet.token_ratio.tokens_per_unit
+        for replica in fleet.replicas:
+            for name, value in (
+                ("up", float(replica.usable)),
+                ("ejected", float(replica.health.state is HealthState.EJECTED)),
+                ("queued", replica.ledger.queued),
+                ("decoding", replica.ledger.decoding),
+                ("wait_seconds", replica.ledger.queued_prefill_s),
+                ("outstanding_tokens", replica.ledger.outstanding_tokens),
+                ("index_tokens", fleet.index.held(replica.index) * ratio),
+                ("prefill_factor", replica.cost.prefill_factor),
+                ("decode_factor", replica.cost.decode_factor),
+            ):
+                gauges[name].add_metric([replica.name], value)
+        yield from gauges.values()
+
+
+def _histogram(name: str, text: str, histogram: Histogram) -> HistogramMetricFamily:
+    buckets, below = [], 0
+    for bound, count in zip((*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True):
+        below += count
+        buckets.append((bound, float(below)))
+    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=histogram.total)
+
+
+def metrics_page(fleet: Fleet, counters: Counters) -> bytes:
+    """The page's bytes."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(RouterCollector(fleet, counters))
+    return generate_latest(registry)

@@ -1,0 +1,44 @@
+"""``warmroute serve``: a router from a file, or from flags alone."""
+
+import argparse
+import sys
+from typing import Any
+
+import yaml
+
+from router.config import ConfigError, RouterConfig, load_config, parse_config
+
+
+def effective_config(args: argparse.Namespace) -> RouterConfig:
+    """The config the arguments name; raises ``ConfigError``."""
+    flags: dict[str, Any] = {
+        key: value for key, value in (("listen", args.listen), ("admin", args.admin)) if value is not None
+    }
+    if args.policy is not None:
+        flags["policy"] = {"kind": args.policy}
+    if args.replica:
+        flags["replicas"] = [{"url": url} for url in args.replica]
+    if args.config is None:
+        if not args.replica:
+            raise ConfigError("no config: expected CONFIG.yaml, or --replica URL at least once")
+        return parse_config({"admin": "127.0.0.1:0"} | flags if args.listen else flags, "arguments")
+    if not flags:
+        return load_config(args.config)
+    config = load_config(args.config)  # says what is wrong in the file before flags are laid over it
+    data = config.model_dump(mode="python", exclude_unset=True)
+    return parse_config(data | flags, f"{args.config} with flags")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; 0, 1 or 2 as INTERFACE says."""
+    try:
+        config = effective_config(args)
+    except ConfigError as error:
+        print(f"warmroute serve: {error}", file=sys.stderr)
+        return 2
+    if args.check:
+        print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), end="")
+        return 0
+    from router.proxy.assembly import run as run_router
+
+    return run_router(config, None if args.config is None else lambda: effective_config(args))

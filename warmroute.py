@@ -1,0 +1,153 @@
+"""The command line: one subcommand per job, each imported only when it runs."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+Run = Callable[[argparse.Namespace], int]
+
+
+def _serve_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", nargs="?", metavar="CONFIG.yaml", help="the router's config")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="public address (default 127.0.0.1:8080)")
+    parser.add_argument("--admin", metavar="HOST:PORT", help="admin address (default 127.0.0.1:8081)")
+    parser.add_argument("--replica", action="append", metavar="URL", help="a replica; may be repeated")
+    parser.add_argument("--policy", metavar="KIND", help="routing policy (default predicted_finish)")
+    parser.add_argument(
+        "--check", action="store_true", help="print the effective config, secrets masked, and stop"
+    )
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from router.serve_command import run
+
+    return run(args)
+
+
+def _replica_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", nargs="?", metavar="CONFIG.yaml", help="the replica's config")
+    parser.add_argument("--model", help="smollm2, tiny, a .gguf file or a Hugging Face folder")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="address (default 127.0.0.1:8000)")
+
+
+def _replica(args: argparse.Namespace) -> int:
+    from replica.server.replica_command import run
+
+    return run(args)
+
+
+def _simulate_arguments(parser: argparse.ArgumentParser) -> None:
+    from sim.simulate_command import add_arguments
+
+    add_arguments(parser)
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    from sim.simulate_command import run
+
+    return run(args)
+
+
+def _replay_arguments(parser: argparse.ArgumentParser) -> None:
+    from sim.replay_command import add_arguments
+
+    add_arguments(parser)
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from sim.replay_command import run
+
+    return run(args)
+
+
+def _demo_arguments(parser: argparse.ArgumentParser) -> None:
+    from sim.demo.demo_command import add_arguments
+
+    add_arguments(parser)
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from sim.demo.demo_command import run
+
+    return run(args)
+
+
+def _explain_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", nargs="?", metavar="CONFIG.yaml", help="ask a fresh fleet of this config")
+    parser.add_argument(
+        "request", metavar="REQUEST.json", help="an OpenAI request body; - for standard input"
+    )
+    parser.add_argument("--url", metavar="ADMIN_URL", help="ask a running router on its admin port")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from router.explain_command import run
+
+    return run(args)
+
+
+COMMANDS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None], Run]] = {
+    "serve": (
+        "run a router",
+        "warmroute serve --listen 127.0.0.1:8080 --replica http://127.0.0.1:8000",
+        _serve_arguments,
+        _serve,
+    ),
+    "replica": (
+        "run one replica",
+        "warmroute replica --model smollm2 --listen 127.0.0.1:8000",
+        _replica_arguments,
+        _replica,
+    ),
+    "demo": (
+        "three replicas of a real small model, a router, real conversations, two policies",
+        "warmroute demo",
+        _demo_arguments,
+        _demo,
+    ),
+    "simulate": (
+        "replay a trace through the routing code under a virtual clock",
+        "warmroute simulate --policy round_robin,predicted_finish --replicas 8 --rate 2.5",
+        _simulate_arguments,
+        _simulate,
+    ),
+    "replay": (
+        "send a trace to a running router",
+        "warmroute replay --trace trace.jsonl --url http://127.0.0.1:8080",
+        _replay_arguments,
+        _replay,
+    ),
+    "explain": (
+        "where would this request go, and why",
+        "warmroute explain --url http://127.0.0.1:8081 request.json",
+        _explain_arguments,
+        _explain,
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; 0 done, 1 the job failed, 2 the arguments or the config are wrong."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    parser = argparse.ArgumentParser(
+        prog="warmroute", description="Prefix-aware load-balancing router fleet for LLM replicas."
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (text, example, add_arguments, _) in COMMANDS.items():
+        sub = commands.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=f"example: {example}"
+        )
+        if arguments[:1] == [name]:  # only the command that runs imports its code
+            add_arguments(sub)
+    args = parser.parse_args(arguments)
+    try:
+        return COMMANDS[args.command][3](args)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
