@@ -1,4 +1,4 @@
-"""From a config to a running router: fleet, data plane, prober and admin port, started and stopped in order."""
+"""From a config to a running router: fleet, data plane, prober and admin port, in order."""
 
 import asyncio
 import logging
@@ -104,7 +104,7 @@ class Router:
         await self.admin.stop()
 
     async def reload(self) -> RouterConfig:
-        """Read the config again and apply it whole; raises ``ConfigError`` and changes nothing if it is wrong."""
+        """Apply the config file again, whole; raises ``ConfigError`` and changes nothing if it is wrong."""
         if self._load is None:
             raise ConfigError("this router was started without a config file; there is nothing to reload")
         config = self._load()
