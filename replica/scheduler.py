@@ -1,56 +1,45 @@
-"""What runs in the next step: continuous batching with chunked prefill under one token budget."""
+"""What runs in the next step: continuous batching with chunked prefill under one token budget.
 
+Order within a step: decodes, then chunks of running prefills, then admissions, each by (priority, arrival). A
+decode that gets no block preempts the running sequence that comes last in that order (maybe itself), which
+loses its blocks and will recompute. Eight tokens a step, two requests, block size 4:
+
+>>> cache = PrefixCache(16, block_size=4)
+>>> scheduler = Scheduler(cache, SchedulerLimits(max_running=4, max_batched_tokens=8, max_model_len=64))
+>>> scheduler.add(Sequence("a", range(6), max_tokens=4))
+>>> scheduler.add(Sequence("b", range(50, 60), max_tokens=4))
+>>> for _ in range(3):
+...     batch = scheduler.schedule()
+...     print([(row.sequence.request_id, row.start, row.count, row.samples) for row in batch.rows])
+...     _ = scheduler.commit(batch, {"a": 7, "b": 8})
+[('a', 0, 6, True), ('b', 0, 2, False)]
+[('a', 6, 1, True), ('b', 2, 7, False)]
+[('a', 7, 1, True), ('b', 9, 1, True)]
+"""
+
+from bisect import bisect_left, insort
 from collections import abc
-from dataclasses import dataclass
+from operator import attrgetter
 
-from replica.batch import Batch
+from replica.batch import Batch, Work
 from replica.contract.kv_events import CacheEvent
 from replica.contract.load_report import LoadReport
+from replica.decode_run import changes, steps_that_fit, steps_until_publication
 from replica.kv_cache.prefix_cache import PrefixCache
-from replica.sequence import Sequence
+from replica.limits import RequestTooLong, SchedulerLimits
+from replica.prefix_sharing import defer, still_deferred
+from replica.sequence import Sequence, Status
 
+__all__ = ["RequestTooLong", "Scheduler", "SchedulerLimits"]
 
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """How much one step may hold.
-
-    ``max_batched_tokens`` must be at least ``max_running``, so that every running decode fits in a step
-    and a prefill beside them always gets a token. Raises ValueError otherwise.
-    """
-
-    max_running: int = 64
-    """Sequences that hold blocks at once."""
-    max_batched_tokens: int = 2048
-    """Positions computed in one step, decodes and prefill chunks together."""
-    max_model_len: int = 8192
-    """Prompt and output tokens of one sequence together."""
-    spare_blocks: int = 0
-    """Blocks an admission must leave free for running sequences to grow into (ignored when none run)."""
-
-
-class RequestTooLong(ValueError):
-    """A request that can never run here; refused at arrival, with its numbers in the message.
-
-    Attributes ``needed`` and ``limit`` are tokens; ``limit_name`` says which limit ("max_model_len" or
-    "kv_pool").
-    """
-
-    def __init__(
-        self, request_id: str, prompt_tokens: int, max_tokens: int, limit: int, limit_name: str
-    ) -> None:
-        super().__init__(request_id)
-        self.prompt_tokens = prompt_tokens
-        self.max_tokens = max_tokens
-        self.needed = prompt_tokens + max_tokens
-        self.limit = limit
-        self.limit_name = limit_name
+_precedence = attrgetter("precedence")
 
 
 class Scheduler:
     """Owns the waiting and running sequences; every step is ``batch = schedule()``, run it, ``commit``.
 
-    One batch is in flight at a time: ``schedule`` again before ``commit`` raises RuntimeError. ``abort``
-    and ``finish`` may come in between; the batch's rows for that sequence are then dropped by ``commit``.
+    One batch is in flight at a time. ``abort`` and ``finish`` may come while it is: ``commit`` then drops
+    that sequence's rows. Both queues are kept in order of precedence.
     """
 
     def __init__(self, cache: PrefixCache, limits: SchedulerLimits) -> None:
@@ -59,69 +48,321 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
+        """Counter: how often a running sequence lost its blocks."""
+        self._sequences: dict[str, Sequence] = {}
+        self._arrivals = 0
+        self._admissions = 0
+        self._in_flight: Batch | None = None
+
+    # Requests come and go
+
+    @property
+    def has_work(self) -> bool:
+        """Somebody waits or runs: ``schedule`` will have rows."""
+        return bool(self._sequences)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a request. Raises RequestTooLong when it can never fit, ValueError when it makes no sense."""
-        raise NotImplementedError
+        """Queue a request.
+
+        Raises RequestTooLong when it could never finish here: prompt and max_tokens beyond max_model_len,
+        or beyond the whole pool. Raises ValueError for an empty prompt, max_tokens below 1, a request id
+        that is in use, a sequence that was used before, or block ids of another block size.
+        """
+        name = sequence.request_id
+        if name in self._sequences:
+            raise ValueError(f"request id {name} is in use: give each request its own")
+        if sequence.status is not Status.WAITING:
+            raise ValueError(f"request {name} is {sequence.status.value}: make a new Sequence")
+        if sequence.prompt_tokens < 1 or sequence.max_tokens < 1:
+            raise ValueError(
+                f"request {name}: {sequence.prompt_tokens} prompt tokens, max_tokens {sequence.max_tokens}; "
+                "both must be at least 1"
+            )
+        if sequence.id_block_size not in (None, self.cache.block_size):
+            raise ValueError(
+                f"request {name}: ids name blocks of {sequence.id_block_size} tokens, "
+                f"the cache has blocks of {self.cache.block_size}"
+            )
+        if sequence.prompt_tokens + sequence.max_tokens > self.limits.max_model_len:
+            raise RequestTooLong(sequence, self.limits.max_model_len, "max_model_len")
+        # The last token is never fed back, so its KV needs no room.
+        if self.cache.blocks_for(sequence.prompt_tokens + sequence.max_tokens - 1) > self.cache.blocks:
+            raise RequestTooLong(sequence, self.cache.blocks * self.cache.block_size + 1, "KV pool")
+        sequence.arrival = self._arrivals
+        self._arrivals += 1
+        sequence.precedence = (sequence.priority, sequence.arrival)
+        self._sequences[name] = sequence
+        insort(self.waiting, sequence, key=_precedence)
+
+    def finish(self, sequence: Sequence, reason: str) -> None:
+        """End a sequence and release its blocks, which stay hittable. A second call does nothing."""
+        if sequence.status is Status.FINISHED:
+            return
+        del self._sequences[sequence.request_id]
+        if sequence.status is Status.RUNNING:
+            self._remove(self.running, sequence)
+            self.cache.release(sequence)
+        else:
+            self._remove(self.waiting, sequence)
+        sequence.status = Status.FINISHED
+        sequence.finish_reason = reason
+        sequence.prefilling = False
+        sequence.deferred_to = None
+
+    def abort(self, request_id: str) -> Sequence | None:
+        """End a request wherever it is, with reason "abort"; None when it is not here (any more)."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            self.finish(sequence, "abort")
+        return sequence
+
+    # A step
 
     def schedule(self) -> Batch:
-        """Choose the next step's rows and take the blocks they need (may preempt). Empty if none can run."""
-        raise NotImplementedError
+        """Choose the next step's rows and take the blocks they need.
+
+        Empty only when there is no work. Raises RuntimeError while a batch is in flight.
+        """
+        self._require_no_batch()
+        before = self.preemptions
+        rows: list[Work] = []
+        prefilling: list[Sequence] = []
+        context = 0
+        # Grows shorter at its end when _make_room preempts; what was visited comes first and stays.
+        for sequence in self.running:
+            if sequence.prefilling:
+                prefilling.append(sequence)
+                continue
+            total = sequence.prompt_tokens + sequence.output_tokens
+            if len(sequence.block_table) * self.cache.block_size < total and not self._make_room(sequence):
+                break
+            rows.append(Work(sequence, total - 1, 1, True))
+            context += total
+        decodes = len(rows)
+        budget = self.limits.max_batched_tokens - decodes
+        for sequence in prefilling:
+            if budget == 0:
+                break
+            budget -= self._prefill(rows, sequence, budget)
+        # Who was preempted in this step would be the first to come back, and be preempted again.
+        if self.waiting and self.preemptions == before:
+            budget = self._admit(rows, prefilling, budget)
+        batch = Batch(rows, decodes, context, self.limits.max_batched_tokens - decodes - budget)
+        if rows:
+            self._in_flight = batch
+        return batch
 
     def commit(
         self, batch: Batch, sampled: abc.Mapping[str, int] | abc.Sequence[int] | None = None
     ) -> list[Sequence]:
         """The step is done: advance, publish full blocks, append tokens; return who reached max_tokens.
 
-        ``sampled``: request id to token, or tokens in the order of the rows with ``samples``; None for
-        sequences made from block ids. Other stop conditions are the engine's: it calls ``finish``.
+        ``sampled``: request id to token, or one token per row with ``samples``, in order; None for
+        sequences made from block ids. Other stop conditions are the engine's, which calls ``finish``.
+        Raises RuntimeError when ``batch`` is not the one in flight.
         """
-        raise NotImplementedError
+        self._take_batch(batch)
+        if sampled is not None and not isinstance(sampled, abc.Mapping):
+            names = (work.sequence.request_id for work in batch.rows if work.samples)
+            sampled = dict(zip(names, sampled, strict=True))
+        finished: list[Sequence] = []
+        size = self.cache.block_size
+        for work in batch.rows:
+            sequence = work.sequence
+            if sequence.status is not Status.RUNNING:
+                continue
+            sequence.computed_tokens = work.start + work.count
+            if sequence.computed_tokens >= (sequence.published_blocks + 1) * size:
+                self.cache.publish(sequence)
+            if not work.samples:
+                continue
+            if sequence.id_block_size is None:
+                if sampled is None:
+                    raise ValueError(f"request {sequence.request_id} has token ids: give its sampled token")
+                sequence.token_ids.append(sampled[sequence.request_id])
+            sequence.prefilling = False
+            sequence.output_tokens += 1
+            if sequence.output_tokens >= sequence.max_tokens:
+                self.finish(sequence, "length")
+                finished.append(sequence)
+        return finished
 
-    def finish(self, sequence: Sequence, reason: str) -> None:
-        """End a sequence and release its blocks (they stay hittable). Finishing twice does nothing."""
-        raise NotImplementedError
+    def discard(self, batch: Batch) -> None:
+        """The step failed: nothing it computed counts, its rows will be scheduled again."""
+        self._take_batch(batch)
 
-    def abort(self, request_id: str) -> Sequence | None:
-        """End a request wherever it is (reason "abort"); None when it is not here (any more)."""
-        raise NotImplementedError
-
-    @property
-    def has_work(self) -> bool:
-        """Somebody waits or runs."""
-        raise NotImplementedError
+    # Many decode steps at once, for the simulator
 
     def steps_until_change(self) -> int:
-        """How many decode-only steps can run with the same rows; 0 when the next step needs ``schedule``.
+        """How many steps can run with the same decode rows and nothing else; 0: call ``schedule``.
 
-        In the last of them sequences may finish. A lower bound: it may be less than the truth.
+        In the last of them sequences may finish; before it nobody finishes, wants a block that is not free,
+        is admitted, or prefills. A lower bound: it is less than the truth when a block that will be
+        published on the way might let somebody in. O(running).
         """
-        raise NotImplementedError
+        self._require_no_batch()
+        running = self.running
+        if not running or any(sequence.prefilling for sequence in running):
+            return 0
+        steps = min(sequence.max_tokens - sequence.output_tokens for sequence in running)
+        if self.waiting and len(running) < min(self.limits.max_running, self.limits.max_batched_tokens):
+            # Nobody prefills, so nobody is deferred, and the first in line alone decides.
+            first = self.waiting[0]
+            if self.cache.fits(first, self.cache.match(first), self.limits.spare_blocks):
+                return 0
+            size = self.cache.block_size
+            steps = min(steps, *(steps_until_publication(sequence, size) for sequence in running))
+        return steps_that_fit(running, self.cache, steps)
 
     def decode_batch(self, ahead: int = 0) -> Batch:
-        """Totals (no rows) of the decode-only step that comes ``ahead`` steps after the next one."""
-        raise NotImplementedError
+        """Totals, without rows, of the decode-only step ``ahead`` steps after the next one. O(running)."""
+        count = len(self.running)
+        context = sum(sequence.prompt_tokens + sequence.output_tokens for sequence in self.running)
+        return Batch((), count, context + ahead * count, 0)
 
     def advance_decodes(self, steps: int) -> list[Sequence]:
-        """Do ``steps <= steps_until_change()`` decode steps at once, with the effect of schedule and commit.
+        """Do ``steps`` decode steps at once, at most ``steps_until_change()``, as schedule and commit would.
 
-        Only for sequences made from block ids. Returns who finished, in the last of the steps.
+        For sequences made from block ids (others need their sampled tokens: ValueError). Returns who
+        finished in the last of them. O(running + blocks taken), whatever ``steps`` is.
         """
-        raise NotImplementedError
+        self._require_no_batch()
+        for sequence in self.running:
+            if sequence.id_block_size is None:
+                raise ValueError(f"request {sequence.request_id} has token ids: its steps must be run")
+            if sequence.prefilling or sequence.output_tokens + steps > sequence.max_tokens:
+                raise ValueError(f"{steps} decode steps are too many for {sequence}: ask steps_until_change")
+        for _, publishes, row, block in changes(self.running, self.cache, steps):
+            sequence = self.running[row]
+            if publishes:
+                sequence.computed_tokens = (block + 1) * self.cache.block_size
+                self.cache.publish(sequence)
+            else:
+                sequence.block_table += self.cache.pool.take(1)
+        finished = []
+        for sequence in self.running:
+            sequence.output_tokens += steps
+            sequence.computed_tokens = sequence.total_tokens - 1
+            if sequence.output_tokens >= sequence.max_tokens:
+                finished.append(sequence)
+        for sequence in finished:
+            self.finish(sequence, "length")
+        return finished
+
+    # Reports
 
     def load(self) -> LoadReport:
-        """Waiting, running, KV usage, prefix queries and hits in tokens, capacity."""
-        raise NotImplementedError
+        """Gauges and counters as the contract wants them."""
+        cache = self.cache
+        return LoadReport(
+            running=len(self.running),
+            waiting=len(self.waiting),
+            kv_usage=1.0 - cache.free_blocks / cache.blocks,
+            prefix_queried_tokens=cache.counters.queried_tokens,
+            prefix_hit_tokens=cache.counters.hit_tokens,
+            capacity_tokens=cache.blocks * cache.block_size,
+            block_size=cache.block_size,
+        )
 
     def take_events(self) -> list[CacheEvent]:
         """Cache events since the last call, in order."""
-        raise NotImplementedError
+        return self.cache.take_events()
 
-    def reset_cache(self, preempt_running: bool = False) -> bool:
-        """Forget all cached prefixes; False (and nothing changed) while blocks are in use, unless
-        ``preempt_running``, which preempts everybody first (outputs in flight are dropped)."""
-        raise NotImplementedError
+    def reset_cache(self, *, preempt_running: bool = False) -> bool:
+        """Forget all cached prefixes; False, changing nothing, while sequences run.
+
+        With ``preempt_running`` they are preempted first (they keep their output and recompute), and rows
+        in flight are dropped.
+        """
+        while preempt_running and self.running:
+            self._preempt(self.running[-1])
+        return self.cache.reset()
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless cache, tables, queues and counts agree. O(everything); for tests."""
-        raise NotImplementedError
+        """Raise AssertionError unless queues, tables and cache agree. O(everything); for tests."""
+        self.cache.check_invariants(self.running)
+        assert len(self.running) <= self.limits.max_running
+        for queue in (self.running, self.waiting):
+            assert [s.precedence for s in queue] == sorted(s.precedence for s in queue)
+        assert {s.request_id: s for s in self.running + self.waiting} == self._sequences
+        for sequence in self.running:
+            assert sequence.status is Status.RUNNING, sequence
+            assert sequence.prefilling or sequence.computed_tokens == sequence.total_tokens - 1, sequence
+            assert sequence.output_tokens < sequence.max_tokens, sequence
+            if not self.cache.enabled:
+                continue
+            full = min(sequence.computed_tokens // self.cache.block_size, len(sequence.block_hashes))
+            assert sequence.published_blocks == full, f"{sequence}: computed blocks not published"
+        for sequence in self.waiting:
+            assert sequence.status in (Status.WAITING, Status.PREEMPTED), sequence
+            assert not sequence.block_table and not sequence.computed_tokens, sequence
+
+    # Inside
+
+    def _admit(self, rows: list[Work], prefilling: list[Sequence], budget: int) -> int:
+        """Start waiting sequences while slots, blocks and tokens last; what is left of the budget.
+
+        Who cannot have its blocks stops the line, so that a large request is not overtaken for ever. Who
+        waits for a prefix that is being computed lets others pass.
+        """
+        place = 0
+        running = self.running
+        while budget > 0 and len(running) < self.limits.max_running and place < len(self.waiting):
+            sequence = self.waiting[place]
+            if still_deferred(sequence):
+                place += 1
+                continue
+            matched = self.cache.match(sequence)
+            if self.cache.enabled and defer(sequence, len(matched), prefilling, self.cache.block_size):
+                place += 1
+                continue
+            if not self.cache.adopt(sequence, matched, self.limits.spare_blocks if running else 0):
+                break
+            del self.waiting[place]
+            self._admissions += 1
+            sequence.admission = self._admissions
+            sequence.status = Status.RUNNING
+            sequence.prefilling = True
+            insort(running, sequence, key=_precedence)
+            prefilling.append(sequence)
+            budget -= self._prefill(rows, sequence, budget)
+        return budget
+
+    def _prefill(self, rows: list[Work], sequence: Sequence, budget: int) -> int:
+        """Add a row for the next chunk of a prefill; its tokens."""
+        start = sequence.computed_tokens
+        count = min(budget, sequence.total_tokens - start)
+        rows.append(Work(sequence, start, count, start + count == sequence.total_tokens))
+        return count
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Blocks for a decode, preempting from the end of the line; False when it was preempted itself."""
+        while not self.cache.extend(sequence):
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._remove(self.running, sequence)
+        self.cache.release(sequence)
+        sequence.status = Status.PREEMPTED
+        sequence.prefilling = False
+        sequence.preemptions += 1
+        self.preemptions += 1
+        insort(self.waiting, sequence, key=_precedence)
+
+    def _remove(self, queue: list[Sequence], sequence: Sequence) -> None:
+        at = bisect_left(queue, sequence.precedence, key=_precedence)
+        assert queue[at] is sequence
+        del queue[at]
+
+    def _require_no_batch(self) -> None:
+        if self._in_flight is not None:
+            raise RuntimeError("a batch is in flight: commit or discard it first")
+
+    def _take_batch(self, batch: Batch) -> None:
+        if batch is not self._in_flight and (batch.rows or self._in_flight is not None):
+            raise RuntimeError("this batch is not the one in flight: commit each batch once, as scheduled")
+        self._in_flight = None

@@ -4,9 +4,7 @@ from collections import abc
 from enum import Enum
 
 from replica.contract.block_hash import root_frame
-
-BlockKey = bytes | int
-"""What the prefix cache looks a block up by: a digest (engine) or an opaque id (simulator)."""
+from replica.contract.kv_events import BlockHash
 
 
 class Status(Enum):
@@ -37,16 +35,18 @@ class Sequence:
         "admission",
         "arrival",
         "block_contents",
-        "block_keys",
+        "block_hashes",
         "block_table",
         "cached_tokens",
+        "chain_end",
         "computed_tokens",
-        "deferral_limit",
+        "deferrals",
+        "deferred_admission",
         "deferred_block",
         "deferred_to",
         "finish_reason",
+        "id_block_size",
         "max_tokens",
-        "named_by_ids",
         "output_tokens",
         "parameters",
         "precedence",
@@ -111,15 +111,17 @@ class Sequence:
 
         # The prefix cache's notes: identity of each full block, and how many are published.
         self.root: bytes = root_frame(salt, adapter)
-        self.named_by_ids = False
-        self.block_keys: list[BlockKey] = []
-        self.block_contents: list[BlockKey] = []
+        self.chain_end = b""
+        self.id_block_size: int | None = None
+        self.block_hashes: list[BlockHash] = []
+        self.block_contents: list[bytes | int] = []
         self.published_blocks = 0
         # The scheduler's notes on waiting for somebody else's prefill.
         self.admission = 0
         self.deferred_to: Sequence | None = None
         self.deferred_block = 0
-        self.deferral_limit: int | None = None
+        self.deferred_admission = 0
+        self.deferrals = 0
 
     @classmethod
     def of_blocks(
@@ -154,9 +156,9 @@ class Sequence:
             request_id, (), max_tokens, priority=priority, salt=salt, adapter=adapter, parameters=parameters
         )
         sequence.prompt_tokens = prompt_tokens
-        sequence.named_by_ids = True
-        sequence.block_keys = [*block_ids[:full], *output_block_ids]
-        sequence.block_contents = sequence.block_keys
+        sequence.id_block_size = block_size
+        sequence.block_hashes = [*block_ids[:full], *output_block_ids]
+        sequence.block_contents = sequence.block_hashes  # an id is its own proof
         return sequence
 
     @property

@@ -1,6 +1,6 @@
 """A block's identity: a digest of its tokens and of every block before it, salt and adapter in the root.
 
-``H(i) = blake2b-256( H(i-1) | tokens of block i as little-endian int32 )``, with the root's hash before the first.
+``H(i) = blake2b-256( H(i-1) | tokens of block i as little-endian int32 )``, the root's hash before the first.
 The seed is fixed: two processes, restarts and Python versions agree. A prefix's last digest names the whole
 prefix, so a block is never found under another parent. Cost here: about 1 µs per 16-token block.
 

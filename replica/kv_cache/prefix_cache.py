@@ -1,18 +1,40 @@
-"""The hash-chained prefix cache: match a sequence, adopt what matched, publish what was computed."""
+"""The hash-chained prefix cache: match a sequence, adopt what matched, publish what was computed.
 
-from collections.abc import Callable
+Block size 4, pool of 4. The first request computes 10 tokens and publishes its two full blocks; the second
+shares 9 tokens, so two blocks; the third is the first again: its last block is not adopted whole, because
+one token must be computed to have logits (last-token rule; here position 8 is un-cached anyway).
+
+>>> from replica.sequence import Sequence
+>>> cache = PrefixCache(4, block_size=4)
+>>> a = Sequence("a", range(10), max_tokens=1)
+>>> cache.match(a), cache.adopt(a, []), a.block_table
+([], True, [0, 1, 2])
+>>> a.computed_tokens = 10; cache.publish(a); cache.release(a)
+>>> b = Sequence("b", [*range(9), 99], max_tokens=1)
+>>> cache.match(b)
+[0, 1]
+>>> cache.adopt(b, [0, 1]), b.block_table, b.computed_tokens
+(True, [0, 1, 2], 8)
+>>> cache.match(Sequence("c", range(8), max_tokens=1))      # 8 tokens fully cached: one block is recomputed
+[0]
+"""
+
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from replica.contract.block_hash import raw_block_hash
-from replica.contract.kv_events import CacheEvent
+from replica.contract.block_hash import TOKEN_BYTES, raw_block_hash, root_hash, token_bytes
+from replica.contract.kv_events import BlocksStored, CacheEvent
+from replica.kv_cache.block import Content
+from replica.kv_cache.block_pool import BlockPool
 from replica.sequence import Sequence
 
 RawBlockHash = Callable[[bytes, bytes], bytes]
+"""(parent digest, raw token bytes) -> digest."""
 
 
 @dataclass(slots=True)
 class PrefixCounters:
-    """Tokens looked up and found, counted once per admission; resumed sequences apart (as vLLM)."""
+    """Tokens looked up and found, counted at admission; a resumed sequence's own blocks are no hits."""
 
     queried_tokens: int = 0
     hit_tokens: int = 0
@@ -21,7 +43,13 @@ class PrefixCounters:
 
 
 class PrefixCache:
-    """Blocks of a fixed pool, shared by sequences with one prefix."""
+    """Blocks of a fixed pool, shared by sequences with one prefix.
+
+    Life of a sequence here: ``match`` (reads), ``adopt`` (all or nothing), then per step ``extend`` before
+    and ``publish`` after the KV is computed, at the end ``release``. Nothing is hittable before ``publish``,
+    so an abort leaves no half-filled block behind. ``match`` and ``adopt`` belong together: no other call in
+    between.
+    """
 
     def __init__(
         self,
@@ -32,38 +60,192 @@ class PrefixCache:
         record_events: bool = False,
         raw_hash: RawBlockHash = raw_block_hash,
     ) -> None:
+        """``blocks`` of ``block_size`` tokens. ``enabled=False``: every request computes its whole prompt.
+
+        ``record_events``: keep events for ``take_events`` (somebody must take them). ``raw_hash`` is
+        replaced in tests only.
+        """
+        if block_size < 1:
+            raise ValueError(f"block_size {block_size}: give at least 1 token")
+        self._events: list[CacheEvent] = []
+        self.pool = BlockPool(blocks, self._events if record_events else None)
         self.block_size = block_size
         self.enabled = enabled
         self.counters = PrefixCounters()
+        self._raw_hash = raw_hash
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in all."""
+        return len(self.pool.blocks)
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks no sequence holds; some of them can still be hit."""
+        return len(self.pool.free)
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold ``tokens`` positions."""
+        return -(-tokens // self.block_size)
 
     def match(self, sequence: Sequence) -> list[int]:
-        """Blocks that hold the sequence's longest cached prefix. Changes nothing (no LRU touch, no count)."""
-        raise NotImplementedError
+        """Blocks with the sequence's longest cached prefix, short of its last token.
+
+        Reads only: no reference, no change of the eviction order, no count. Each block is compared with the
+        sequence's own tokens and with the identity of the block before it, so the result is right even if
+        digests collide.
+        """
+        if not self.enabled:
+            return []
+        limit = (sequence.total_tokens - 1) // self.block_size
+        self._hash_blocks(sequence, limit)
+        if not sequence.reads_cache:
+            return []
+        limit = min(limit, len(sequence.block_hashes))
+        return self.pool.walk(sequence.root, sequence.block_hashes, sequence.block_contents, limit)
+
+    def fits(self, sequence: Sequence, matched: list[int], spare_blocks: int = 0) -> bool:
+        """Whether ``adopt`` would succeed: matched blocks that are free now count as taken."""
+        new = self.blocks_for(sequence.total_tokens) - len(matched)
+        return new + self.pool.idle(matched) + spare_blocks <= len(self.pool.free)
 
     def adopt(self, sequence: Sequence, matched: list[int], spare_blocks: int = 0) -> bool:
-        """Give a sequence its matched blocks and new ones for all tokens it knows, or nothing at all."""
-        raise NotImplementedError
+        """Give a sequence its matched blocks and new ones for every token it knows; False: nothing changed.
+
+        Order matters: count first, hold all matched blocks, only then take new ones, or the new ones could
+        be the matched ones. ``spare_blocks`` must stay free.
+        """
+        if not self.fits(sequence, matched, spare_blocks):
+            return False
+        self.pool.touch(matched)
+        new = self.blocks_for(sequence.total_tokens) - len(matched)
+        sequence.block_table = matched + self.pool.take(new)
+        sequence.published_blocks = len(matched)
+        sequence.computed_tokens = len(matched) * self.block_size
+        if self.enabled and sequence.reads_cache:
+            self._count(sequence)
+        return True
 
     def extend(self, sequence: Sequence) -> bool:
-        """Give a running sequence room for its newest token; False when no block is free."""
-        raise NotImplementedError
+        """Make room for every token the sequence knows; False, changing nothing, when blocks are missing."""
+        missing = self.blocks_for(sequence.total_tokens) - len(sequence.block_table)
+        if missing > len(self.pool.free):
+            return False
+        if missing > 0:
+            sequence.block_table += self.pool.take(missing)
+        return True
 
     def publish(self, sequence: Sequence) -> None:
-        """Make the sequence's full blocks hittable whose KV is computed (``computed_tokens``)."""
-        raise NotImplementedError
+        """Make those full blocks hittable whose KV is computed (positions below ``computed_tokens``)."""
+        if not self.enabled:
+            return
+        start = sequence.published_blocks
+        full = sequence.computed_tokens // self.block_size
+        if full <= start:
+            return
+        self._hash_blocks(sequence, full)
+        full = min(full, len(sequence.block_hashes))
+        pool = self.pool
+        table, hashes, contents = sequence.block_table, sequence.block_hashes, sequence.block_contents
+        parent = pool.blocks[table[start - 1]].identity if start else sequence.root
+        news = []
+        for index in range(start, full):
+            news.append(pool.store(table[index], hashes[index], parent, contents[index]))
+            parent = pool.blocks[table[index]].identity
+        sequence.published_blocks = max(start, full)
+        if pool.events is not None:
+            self._record_stored(sequence, start, news)
 
     def release(self, sequence: Sequence) -> None:
-        """Take all blocks from a sequence that finished, was aborted or preempted."""
-        raise NotImplementedError
+        """Take all blocks from a sequence (finished, aborted or preempted); published ones stay hittable."""
+        self.pool.release(sequence.block_table)
+        sequence.block_table = []
+        sequence.published_blocks = 0
+        sequence.computed_tokens = 0
 
     def reset(self) -> bool:
-        """Forget every cached block; False, changing nothing, while a sequence holds one."""
-        raise NotImplementedError
+        """Forget every cached block; False, changing nothing, while a sequence holds any block."""
+        return self.pool.forget_all()
 
     def take_events(self) -> list[CacheEvent]:
         """Events since the last call, in order; empty unless ``record_events``."""
-        raise NotImplementedError
+        events = self._events[:]
+        self._events.clear()
+        return events
 
-    def check_invariants(self, sequences: list[Sequence]) -> None:
-        """Raise AssertionError unless pool, map and the sequences' tables agree."""
-        raise NotImplementedError
+    def check_invariants(self, sequences: Iterable[Sequence]) -> None:
+        """Raise AssertionError unless pool, map and the tables of ``sequences`` (all there are) agree."""
+        self.pool.check_invariants()
+        holders = [0] * self.blocks
+        for sequence in sequences:
+            table = sequence.block_table
+            assert len(set(table)) == len(table), f"{sequence} holds a block twice"
+            assert sequence.computed_tokens <= len(table) * self.block_size, sequence
+            assert sequence.published_blocks * self.block_size <= sequence.computed_tokens, sequence
+            parent = sequence.root
+            for index, number in enumerate(table):
+                holders[number] += 1
+                block = self.pool.blocks[number]
+                if index >= sequence.published_blocks:
+                    assert block.key is None, f"{sequence} holds {block}, cached before it is computed"
+                    continue
+                assert block.content == self._content(sequence, index), f"{sequence} holds another's {block}"
+                assert block.parent == parent, f"{block} of {sequence} has another prefix"
+                parent = block.identity  # type: ignore[assignment]
+        assert holders == [block.references for block in self.pool.blocks], "references and tables differ"
+        if not self.enabled:
+            assert not list(self.pool.cached_keys)
+
+    def _hash_blocks(self, sequence: Sequence, full: int) -> None:
+        """Hash those of the first ``full`` blocks that are not hashed yet. Opaque ids need nothing."""
+        done = len(sequence.block_hashes)
+        if done >= full or sequence.id_block_size is not None:
+            return
+        raw = token_bytes(sequence.token_ids[done * self.block_size : full * self.block_size])
+        width = self.block_size * TOKEN_BYTES
+        parent = sequence.chain_end or root_hash(sequence.salt, sequence.adapter)
+        raw_hash = self._raw_hash
+        hashes, contents = sequence.block_hashes, sequence.block_contents
+        for at in range(0, len(raw), width):
+            content = raw[at : at + width]
+            parent = raw_hash(parent, content)
+            hashes.append(parent)
+            contents.append(content)
+        sequence.chain_end = parent
+
+    def _content(self, sequence: Sequence, index: int) -> Content:
+        if sequence.id_block_size is not None:
+            return sequence.block_contents[index]
+        return token_bytes(sequence.token_ids[index * self.block_size : (index + 1) * self.block_size])
+
+    def _count(self, sequence: Sequence) -> None:
+        if sequence.preemptions == 0:
+            sequence.cached_tokens = sequence.computed_tokens
+            self.counters.queried_tokens += sequence.total_tokens
+            self.counters.hit_tokens += sequence.computed_tokens
+        else:
+            self.counters.resumed_queried_tokens += sequence.total_tokens
+            self.counters.resumed_hit_tokens += sequence.computed_tokens
+
+    def _record_stored(self, sequence: Sequence, start: int, news: list[bool]) -> None:
+        """One event per run of blocks whose key was not there before."""
+        first = start
+        for index, new in enumerate([*news, False], start):
+            if not new:
+                if first < index:
+                    self._events.append(self._stored(sequence, first, index))
+                first = index + 1
+
+    def _stored(self, sequence: Sequence, first: int, stop: int) -> BlocksStored:
+        hashes = sequence.block_hashes
+        extra = None
+        if first == 0 and sequence.salt is not None:
+            extra = ((sequence.salt,), *[None] * (stop - 1))
+        return BlocksStored(
+            block_hashes=tuple(hashes[first:stop]),
+            parent_hash=hashes[first - 1] if first else None,
+            token_ids=tuple(sequence.token_ids[first * self.block_size : stop * self.block_size]),
+            block_size=self.block_size,
+            adapter=sequence.adapter,
+            extra_keys=extra,
+        )

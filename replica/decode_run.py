@@ -1,0 +1,69 @@
+"""Arithmetic of many identical decode steps: when each running sequence takes or publishes a block.
+
+Step ``j`` (from 1) of a sequence that knows ``total`` tokens now computes position ``total + j - 2``, so it
+first needs block ``b`` in step ``b * size + 2 - total`` and has filled it after step
+``(b + 1) * size + 1 - total``.
+"""
+
+from collections.abc import Sequence as Sequences
+from typing import NamedTuple
+
+from replica.kv_cache.prefix_cache import PrefixCache
+from replica.sequence import Sequence
+
+
+class Change(NamedTuple):
+    """What happens to the cache in one of the steps. Sorted, changes are in the order of single steps."""
+
+    step: int
+    publishes: bool
+    """False: takes the block, before the step. True: publishes it, after the step."""
+    row: int
+    block: int
+    """Place in the sequence's block table."""
+
+
+def blocks_wanted(running: Sequences[Sequence], cache: PrefixCache, steps: int) -> int:
+    """New blocks that ``steps`` decode steps take together."""
+    wanted = 0
+    for sequence in running:
+        tokens = sequence.prompt_tokens + sequence.output_tokens + steps - 1
+        wanted += max(0, cache.blocks_for(tokens) - len(sequence.block_table))
+    return wanted
+
+
+def steps_that_fit(running: Sequences[Sequence], cache: PrefixCache, steps: int) -> int:
+    """The most decode steps, at most ``steps``, for which the free blocks last."""
+    if blocks_wanted(running, cache, steps) <= cache.free_blocks:
+        return steps
+    fits, too_many = 0, steps
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        if blocks_wanted(running, cache, middle) <= cache.free_blocks:
+            fits = middle
+        else:
+            too_many = middle
+    return fits
+
+
+def steps_until_publication(sequence: Sequence, block_size: int) -> int:
+    """Decode steps until the sequence publishes its next block; its remaining tokens if it never does."""
+    block = sequence.published_blocks
+    if sequence.id_block_size is not None and block >= len(sequence.block_hashes):
+        return sequence.max_tokens - sequence.output_tokens
+    return (block + 1) * block_size + 1 - sequence.total_tokens
+
+
+def changes(running: Sequences[Sequence], cache: PrefixCache, steps: int) -> list[Change]:
+    """Every block taken or published in the next ``steps`` steps of sequences made of block ids, in order."""
+    size = cache.block_size
+    found = []
+    for row, sequence in enumerate(running):
+        total = sequence.prompt_tokens + sequence.output_tokens
+        for block in range(len(sequence.block_table), cache.blocks_for(total + steps - 1)):
+            found.append(Change(block * size + 2 - total, False, row, block))
+        if cache.enabled:
+            named = min(len(sequence.block_hashes), (total + steps - 1) // size)
+            for block in range(sequence.published_blocks, named):
+                found.append(Change((block + 1) * size + 1 - total, True, row, block))
+    return sorted(found)

@@ -1,0 +1,49 @@
+"""How much one step may hold, and the error for a request that can never fit."""
+
+from dataclasses import dataclass
+
+from replica.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """How much one step may hold.
+
+    ``max_batched_tokens`` must be at least ``max_running``, so that every running decode fits in a step
+    and a prefill beside them always gets a token. Raises ValueError otherwise.
+    """
+
+    max_running: int = 64
+    """Sequences that hold blocks at once."""
+    max_batched_tokens: int = 2048
+    """Positions computed in one step, decodes and prefill chunks together."""
+    max_model_len: int = 8192
+    """Prompt and output tokens of one sequence together."""
+    spare_blocks: int = 0
+    """Blocks an admission must leave free for running sequences to grow into (ignored when none run)."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_running", 1), ("max_model_len", 2), ("spare_blocks", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}: give at least {least}")
+        if self.max_batched_tokens < self.max_running:
+            raise ValueError(
+                f"max_batched_tokens {self.max_batched_tokens} is less than max_running {self.max_running}: "
+                "every running sequence needs a token per step"
+            )
+
+
+class RequestTooLong(ValueError):
+    """A request that can never run here; refused at arrival, with its numbers in the message."""
+
+    def __init__(self, sequence: Sequence, limit_tokens: int, limit_name: str) -> None:
+        """``limit_name`` is "max_model_len" or "KV pool"."""
+        self.prompt_tokens = sequence.prompt_tokens
+        self.max_tokens = sequence.max_tokens
+        self.limit_tokens = limit_tokens
+        self.limit_name = limit_name
+        super().__init__(
+            f"request {sequence.request_id}: {self.prompt_tokens} prompt tokens and max_tokens "
+            f"{self.max_tokens} make {self.prompt_tokens + self.max_tokens}, the {limit_name} holds "
+            f"{limit_tokens}; shorten the prompt or lower max_tokens"
+        )
