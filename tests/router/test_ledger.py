@@ -1,0 +1,73 @@
+"""The ledger returns to zero whatever happens, and its backlog never exceeds what is queued."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.routing.ledger import MAX_UTILIZATION, Booking, Ledger
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["book", "first", "release"]), st.integers(0, 30), st.floats(0, 5), st.floats(0, 3)
+    ),
+    max_size=80,
+)
+
+
+@given(steps)
+@settings(deadline=None)
+def test_counts_are_exact_and_return_to_zero(script: list[tuple[str, int, float, float]]) -> None:
+    ledger, bookings, now = Ledger(), [], 0.0
+    for action, which, prefill_s, pause in script:
+        now += pause
+        if action == "book":
+            bookings.append(ledger.book(prefill_s, which * 10, which, now))
+        elif bookings:
+            booking = bookings[which % len(bookings)]
+            if action == "first":
+                ledger.first_token(booking, now)
+            else:
+                assert ledger.release(booking, now) or booking.state == Booking.RELEASED
+        queued = [b for b in bookings if b.state == Booking.QUEUED]
+        live = [b for b in bookings if b.state != Booking.RELEASED]
+        assert ledger.queued == len(queued)
+        assert ledger.decoding == len(live) - len(queued)
+        assert ledger.outstanding_tokens == sum(b.new_tokens for b in queued) + sum(
+            b.expected_output_tokens for b in live
+        )
+        assert 0.0 <= ledger.backlog_s(now) <= sum(b.prefill_s for b in queued) + 1e-6
+        assert 0.0 <= ledger.utilization(now) <= MAX_UTILIZATION
+    for booking in bookings:
+        ledger.release(booking, now)
+        assert not ledger.release(booking, now), "released once"
+    assert (ledger.queued, ledger.decoding, ledger.outstanding_tokens) == (0, 0, 0)
+    assert ledger.backlog_s(now) == 0.0 and ledger.queued_prefill_s == 0.0
+
+
+def test_a_late_prefill_leaves_what_is_behind_it() -> None:
+    ledger = Ledger()
+    first = ledger.book(1.0, 0, 0, now=0.0)
+    ledger.book(0.5, 0, 0, now=0.0)
+    assert ledger.backlog_s(3.0) == 0.0, "predicted to be over, though two still wait"
+    ledger.first_token(first, now=3.0)
+    assert ledger.backlog_s(3.0) == pytest.approx(0.5)
+
+
+def test_a_first_token_out_of_order_rebases() -> None:
+    ledger = Ledger()
+    long = ledger.book(2.0, 0, 0, now=0.0)
+    short = ledger.book(0.1, 0, 0, now=0.0)
+    ledger.first_token(short, now=0.2)
+    assert ledger.backlog_s(0.2) == pytest.approx(2.0)
+    ledger.first_token(short, now=0.3)  # said twice: counted once
+    assert (ledger.queued, ledger.decoding) == (1, 1)
+    ledger.first_token(long, now=2.0)
+    assert ledger.backlog_s(2.0) == 0.0
+
+
+def test_utilization_is_the_last_minute() -> None:
+    ledger = Ledger()
+    for second in range(300):
+        ledger.release(ledger.book(0.4, 0, 0, now=float(second)), now=float(second))
+    assert ledger.utilization(300.0) == pytest.approx(0.4, rel=0.05)
+    assert ledger.utilization(420.0) == pytest.approx(0.4 * 0.135, rel=0.1)

@@ -1,0 +1,230 @@
+"""One contract for all policies, and for each policy exactly what it promises."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.routing.decision import Reason
+from router.routing.policies import POLICIES
+from router.routing.policies.least_loaded import LeastLoaded
+from router.routing.policies.prefix_affinity import PrefixAffinity
+from router.routing.view import RoutingRequest
+from tests.router.candidates import FakeCandidate, FakeCost, FakeLedger, fleets, policy, request
+
+Case = tuple[RoutingRequest, list[FakeCandidate]]
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+class TestEveryPolicy:
+    @given(case=fleets(), seed=st.integers(0, 3))
+    @settings(deadline=None, max_examples=60)
+    def test_answers_with_a_candidate_and_its_own_numbers(self, kind: str, case: Case, seed: int) -> None:
+        asked, candidates = case
+        decision = policy(kind, seed).choose(asked, candidates)
+        chosen = candidates[decision.replica]
+        assert decision.matched_tokens == asked.matched_tokens[decision.replica]
+        assert decision.wait_s == chosen.ledger.backlog
+        new = asked.prompt_tokens - decision.matched_tokens
+        assert decision.prefill_s == pytest.approx(chosen.cost.prefill_s(new, decision.matched_tokens))
+        cold = chosen.cost.prefill_s(asked.prompt_tokens, 0)
+        assert decision.saved_s == pytest.approx(cold - decision.prefill_s, abs=1e-9)
+
+    @given(case=fleets())
+    @settings(deadline=None, max_examples=30)
+    def test_same_seed_same_answer(self, kind: str, case: Case) -> None:
+        assert policy(kind).choose(*case) == policy(kind).choose(*case)
+
+    @given(case=fleets())
+    @settings(deadline=None, max_examples=30)
+    def test_assesses_every_candidate_in_order(self, kind: str, case: Case) -> None:
+        asked, candidates = case
+        rows = policy(kind).assess(asked, candidates)
+        assert [row.replica for row in rows] == [candidate.index for candidate in candidates]
+        assert [row.matched_tokens for row in rows] == list(asked.matched_tokens)
+
+    def test_candidates_need_not_start_at_zero(self, kind: str) -> None:
+        candidates = [FakeCandidate(5), FakeCandidate(7)]
+        decision = policy(kind).choose(request(100, [0] * 8), candidates)
+        assert decision.replica in (5, 7)
+
+    def test_idle_equals_share_the_load(self, kind: str) -> None:
+        chooser, candidates = policy(kind), [FakeCandidate(index) for index in range(4)]
+        counts = Counter(chooser.choose(request(100, [0] * 4), candidates).replica for _ in range(2_000))
+        assert min(counts.values()) > 400 and len(counts) == 4
+
+
+def test_round_robin_counts_differ_by_at_most_one() -> None:
+    chooser, candidates = policy("round_robin"), [FakeCandidate(index) for index in range(5)]
+    counts: Counter[int] = Counter()
+    for _ in range(23):
+        counts[chooser.choose(request(10, [0] * 5), candidates).replica] += 1
+        assert max(counts.values()) - min(counts[c.index] for c in candidates) <= 1
+
+
+def test_round_robin_goes_on_when_one_leaves() -> None:
+    chooser, candidates = policy("round_robin"), [FakeCandidate(index) for index in range(3)]
+    asked = request(10, [0] * 3)
+    assert chooser.choose(asked, candidates).replica == 0
+    assert chooser.choose(asked, [candidates[0], candidates[2]]).replica == 2
+    assert chooser.choose(asked, candidates).replica == 0
+
+
+@pytest.mark.parametrize("measure", ["in_flight", "outstanding_tokens", "wait"])
+@given(case=fleets())
+@settings(deadline=None, max_examples=60)
+def test_least_loaded_chooses_no_busier_one(measure: str, case: Case) -> None:
+    import random
+
+    from router.routing.policies.load_measure import LOAD_MEASURES
+
+    asked, candidates = case
+    chosen = LeastLoaded(random.Random(1), measure).choose(asked, candidates).replica
+    load = LOAD_MEASURES[measure]
+    assert load(candidates[chosen], 0.0) == min(load(candidate, 0.0) for candidate in candidates)
+
+
+def test_weight_scales_load() -> None:
+    candidates = [
+        FakeCandidate(0, FakeLedger(outstanding_tokens=300), weight=4.0),
+        FakeCandidate(1, FakeLedger(outstanding_tokens=100)),
+    ]
+    assert policy("least_loaded").choose(request(10, [0, 0]), candidates).replica == 0
+
+
+def test_power_of_two_never_takes_the_busiest_alone() -> None:
+    candidates = [FakeCandidate(index, FakeLedger(outstanding_tokens=index)) for index in range(3)]
+    chooser = policy("power_of_two")
+    counts = Counter(chooser.choose(request(10, [0] * 3), candidates).replica for _ in range(600))
+    assert counts[2] == 0 and counts[0] > counts[1] > 0
+
+
+# --- prefix affinity: the spill threshold ---------------------------------------------------------
+
+
+def spill_case(home_wait: float, *, saved_tokens: int = 2_900) -> tuple[RoutingRequest, list[FakeCandidate]]:
+    """Home 0 with 2,900 of 3,300 tokens cached at 31 µs a token (a hit worth 90 ms), 1 idle."""
+    cost = FakeCost(31e-6)
+    candidates = [FakeCandidate(0, FakeLedger(backlog=home_wait), cost), FakeCandidate(1, FakeLedger(), cost)]
+    return request(3_300, [saved_tokens, 0]), candidates
+
+
+@pytest.mark.parametrize(
+    ("price", "wait_ms", "stays"), [(0, 60, True), (0, 120, False), (1, 120, True), (1, 200, False)]
+)
+def test_the_worked_example_of_the_spill_threshold(price: float, wait_ms: float, stays: bool) -> None:
+    import random
+
+    asked, candidates = spill_case(wait_ms / 1_000)
+    decision = PrefixAffinity(random.Random(1), price).choose(asked, candidates)
+    assert decision.replica == (0 if stays else 1)
+    assert decision.reason is (Reason.WARM if stays else Reason.SPILL)
+    if not stays:
+        assert decision.extra_wait_s == pytest.approx(wait_ms / 1_000)
+        assert decision.spill_saved_s == pytest.approx(0.0897, abs=0.003)
+
+
+@given(case=fleets(), price=st.sampled_from([0.0, 1.0, 2.5]))
+@settings(deadline=None)
+def test_home_is_left_only_beyond_the_threshold(case: Case, price: float) -> None:
+    import random
+
+    asked, candidates = case
+    decision = PrefixAffinity(random.Random(1), price).choose(asked, candidates)
+    longest = max(asked.matched_tokens)
+    if decision.reason is Reason.SPILL:
+        assert decision.matched_tokens < longest
+        assert decision.extra_wait_s is not None and decision.spill_saved_s is not None
+        assert decision.extra_wait_s > (1 + price) * decision.spill_saved_s
+    elif longest == 0:
+        assert decision.reason is Reason.COLD
+
+
+# --- predicted finish -----------------------------------------------------------------------------
+
+
+def test_the_worked_example_of_the_priced_rule() -> None:
+    """docs/routing.md: 1.20 against 1.20; one millisecond more at home and it spills."""
+    cost_home, cost_other = FakeCost(step=0.0), FakeCost(step=0.0)
+    cost_home.prefill_s = lambda new, position: 0.10  # type: ignore[method-assign]
+    cost_other.prefill_s = lambda new, position: 0.60  # type: ignore[method-assign]
+    asked = request(10_000, [8_000, 0], arrivals=1.0, price=0.05)
+
+    def total(wait: float) -> list[float]:
+        home = FakeCandidate(0, FakeLedger(decoding=20, backlog=wait), cost_home)
+        other = FakeCandidate(1, FakeLedger(), cost_other)
+        return [row.total_s for row in policy("predicted_finish").assess(asked, [home, other])]
+
+    # λ is A/N (W + T): 1.0 at home; at the idle one it is 0.6, so that its cost is 0.96, not 1.20.
+    assert total(0.90) == pytest.approx([0.90 + 0.10 * (1 + 1 + 1), 0.60 * (1 + 0.6)])
+
+
+@given(case=fleets())
+@settings(deadline=None)
+def test_no_other_would_have_cost_less(case: Case) -> None:
+    asked, candidates = case
+    chooser = policy("predicted_finish")
+    decision = chooser.choose(asked, candidates)
+    rows = chooser.assess(asked, candidates)
+    assert rows[decision.replica].total_s == min(row.total_s for row in rows)
+
+
+@given(case=fleets())
+@settings(deadline=None)
+def test_the_chosen_one_is_never_dominated(case: Case) -> None:
+    asked, candidates = case
+    chooser = policy("predicted_finish")
+    chosen = chooser.choose(asked, candidates).replica
+    rows = chooser.assess(asked, candidates)
+    for row in rows:
+        worse = (
+            row.wait_s < rows[chosen].wait_s
+            and row.prefill_s < rows[chosen].prefill_s
+            and row.imposed_s < rows[chosen].imposed_s
+        )
+        assert not worse
+
+
+@given(case=fleets(), more=st.integers(1, 10_000))
+@settings(deadline=None)
+def test_more_cached_tokens_never_make_a_replica_dearer(case: Case, more: int) -> None:
+    asked, candidates = case
+    chooser = policy("predicted_finish")
+    before = chooser.assess(asked, candidates)[0].total_s
+    matched = list(asked.matched_tokens)
+    matched[0] = min(asked.prompt_tokens - 1, matched[0] + more)
+    asked.matched_tokens = matched
+    assert chooser.assess(asked, candidates)[0].total_s <= before * (1 + 1e-9)
+
+
+@given(case=fleets(), queued=st.integers(0, 5), decoding=st.integers(0, 5), backlog=st.floats(0, 5))
+@settings(deadline=None)
+def test_more_load_never_makes_a_replica_cheaper(
+    case: Case, queued: int, decoding: int, backlog: float
+) -> None:
+    asked, candidates = case
+    chooser = policy("predicted_finish")
+    before = chooser.assess(asked, candidates)[0].total_s
+    ledger = candidates[0].ledger
+    ledger.queued += queued
+    ledger.decoding += decoding
+    ledger.backlog += backlog
+    assert chooser.assess(asked, candidates)[0].total_s >= before * (1 - 1e-9)
+
+
+def test_stays_warm_when_idle_and_spills_when_home_is_swamped() -> None:
+    candidates = [FakeCandidate(0), FakeCandidate(1)]
+    asked = request(4_000, [3_500, 0], arrivals=1.0, price=0.1)
+    assert policy("predicted_finish").choose(asked, candidates).reason is Reason.WARM
+    candidates[0].ledger.backlog = 5.0
+    candidates[0].ledger.queued = 12
+    decision = policy("predicted_finish").choose(asked, candidates)
+    assert (decision.replica, decision.reason) == (1, Reason.SPILL)
+
+
+def test_a_shared_system_prompt_does_not_pile_up() -> None:
+    """With every replica warm for the head, running streams alone tell them apart."""
+    candidates = [FakeCandidate(index, FakeLedger(decoding=index * 5)) for index in range(3)]
+    asked = request(1_300, [1_200, 1_200, 1_200], arrivals=0.5, price=0.1)
+    assert policy("predicted_finish").choose(asked, candidates).replica == 0
