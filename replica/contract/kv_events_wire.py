@@ -1,8 +1,9 @@
 """Cache events as vLLM puts them on ZMQ: msgpack, events as maps (0.24 and later) or arrays (before).
 
-A payload is ``[timestamp, [event, ...], data_parallel_rank]``. As a map an event is ``{"type": "BlockStored",
-"block_hashes": ..., ...}``; as an array it is the same fields in order, the type first. Reading takes both, and
-skips events and fields it does not know: a newer engine must not silence an older router.
+A payload is ``[timestamp, [event, ...], data_parallel_rank]``. As a map an event is
+``{"type": "BlockStored", "block_hashes": ..., ...}``; as an array it is the same fields in order, the type
+first. Reading takes both, and skips events and fields it does not know: a newer engine must not silence an
+older router.
 
 Needs ``msgspec`` (extra ``[replica]``), which is why the values live apart, in ``kv_events``.
 """
@@ -58,7 +59,7 @@ def decode(payload: bytes) -> EventBatch:
     """The batch in a payload of either form. Raises EventFormatError when it is no batch of events."""
     try:
         message = msgspec.msgpack.decode(payload)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EventFormatError(f"not msgpack: {error}") from error
     if not isinstance(message, list) or len(message) < 2 or not isinstance(message[1], list):
         raise EventFormatError(f"expected [timestamp, events, rank], found {type(message).__name__}")
@@ -66,7 +67,7 @@ def decode(payload: bytes) -> EventBatch:
     try:
         events = tuple(event for wire in message[1] if (event := _from_wire(wire)) is not None)
         return EventBatch(float(message[0]), events, rank)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise EventFormatError(f"malformed event: {error!r}") from error
 
 
@@ -121,8 +122,8 @@ def _from_wire(wire: object) -> CacheEvent | None:
         raise TypeError(f"an event is a map or an array, found {type(wire).__name__}")
     if kind == STORED:
         return BlocksStored(
-            block_hashes=tuple(fields["block_hashes"]),
-            parent_hash=fields["parent_block_hash"],
+            block_hashes=_hashes(fields["block_hashes"]),
+            parent_hash=None if (parent := fields["parent_block_hash"]) is None else _hashes([parent])[0],
             token_ids=tuple(fields["token_ids"]),
             block_size=int(fields["block_size"]),
             adapter=fields.get("lora_name"),
@@ -131,8 +132,14 @@ def _from_wire(wire: object) -> CacheEvent | None:
             group=fields.get("group_idx"),
         )
     if kind == REMOVED:
-        return BlocksRemoved(tuple(fields["block_hashes"]), fields.get("medium"), fields.get("group_idx"))
+        return BlocksRemoved(_hashes(fields["block_hashes"]), fields.get("medium"), fields.get("group_idx"))
     return CacheCleared() if kind == CLEARED else None
+
+
+def _hashes(wire: Any) -> tuple[BlockHash, ...]:
+    if not isinstance(wire, list) or not all(isinstance(value, int | bytes) for value in wire):
+        raise TypeError("block hashes are a list of integers or byte strings")
+    return tuple(wire)
 
 
 def _extra_keys(wire: Iterable[Any] | None) -> tuple[ExtraKeys | None, ...] | None:
