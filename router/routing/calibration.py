@@ -5,8 +5,32 @@ from replica.contract.prefill_cost import DecodeCost, PrefillCost
 DEFAULT_PREFILL = PrefillCost(fixed_s=0.004, per_token_s=62.5e-6, attention_tokens=64_000.0)
 DEFAULT_DECODE = DecodeCost(fixed_s=0.008, per_sequence_s=60e-6)
 FORGET_PER_OBSERVATION = 0.98
+OWN_AFTER_OBSERVATIONS = 5
 PRIOR_OBSERVATIONS_S = 0.05
 SLOWEST, FASTEST = 200.0, 0.005
+
+
+class FleetSpeed:
+    """What the replicas have in common: the factors one is taken to have until it shows its own."""
+
+    __slots__ = ("_busy_s", "_predicted_s", "decode_factor", "prefill_factor", "steps_seen")
+
+    def __init__(self) -> None:
+        self.prefill_factor = 1.0
+        self.decode_factor = 1.0
+        self._busy_s = self._predicted_s = PRIOR_OBSERVATIONS_S
+        self.steps_seen = 0
+
+    def prefilled(self, busy_s: float, predicted_s: float) -> None:
+        """Some replica was busy for ``busy_s`` with what the prior puts at ``predicted_s``."""
+        self._busy_s = self._busy_s * FORGET_PER_OBSERVATION + busy_s
+        self._predicted_s = self._predicted_s * FORGET_PER_OBSERVATION + predicted_s
+        self.prefill_factor = _bounded(self._busy_s / self._predicted_s)
+
+    def decoded(self, ratio: float) -> None:
+        """Some replica's decode steps took ``ratio`` times the prior's."""
+        self.decode_factor += max(0.02, 1.0 / (self.steps_seen + 2)) * (ratio - self.decode_factor)
+        self.steps_seen += 1
 
 
 class ReplicaCost:
@@ -14,9 +38,11 @@ class ReplicaCost:
 
     Prefill: while at least one request waits for its first token the replica is prefilling, so the
     seconds it was busy, over the seconds the prior predicts for what it finished meanwhile, is its speed.
-    Both sums forget with a half-life of about 35 requests.
+    Both sums forget with a half-life of about 35 requests. A replica that has shown little is taken to be
+    like the rest of the fleet: its own factor counts ``n² / (n² + 25)`` after n requests. Without that, a
+    replica never used would look faster than all others whenever the prior is too fast.
 
-    >>> cost = ReplicaCost(PrefillCost(0.0, 100e-6), DecodeCost(0.01, 0.0))
+    >>> cost = ReplicaCost(FleetSpeed(), PrefillCost(0.0, 100e-6), DecodeCost(0.01, 0.0))
     >>> for k in range(200):                          # a replica twice as slow as the prior, one at a time
     ...     cost.prefill_started(now=k * 1.0)
     ...     cost.prefill_finished(now=k * 1.0 + 0.2016, new_tokens=1_000, position=0, still_queued=0)
@@ -28,42 +54,52 @@ class ReplicaCost:
         "_busy_s",
         "_busy_since",
         "_decode",
-        "_decode_factor",
+        "_fleet",
+        "_own_decode_factor",
+        "_own_decode_share",
+        "_own_prefill_factor",
+        "_own_prefill_share",
         "_predicted_s",
         "_prefill",
-        "_prefill_factor",
         "prefills_seen",
         "steps_seen",
     )
 
-    def __init__(self, prefill: PrefillCost = DEFAULT_PREFILL, decode: DecodeCost = DEFAULT_DECODE) -> None:
+    def __init__(
+        self,
+        fleet: FleetSpeed,
+        prefill: PrefillCost = DEFAULT_PREFILL,
+        decode: DecodeCost = DEFAULT_DECODE,
+    ) -> None:
+        self._fleet = fleet
         self._prefill = prefill
         self._decode = decode
-        self._prefill_factor = 1.0
-        self._decode_factor = 1.0
+        self._own_prefill_factor = self._own_decode_factor = 1.0
+        self._own_prefill_share = self._own_decode_share = 0.0
         self._busy_since: float | None = None
-        self._busy_s = PRIOR_OBSERVATIONS_S
-        self._predicted_s = PRIOR_OBSERVATIONS_S
+        self._busy_s = self._predicted_s = 0.0
         self.prefills_seen = 0
         self.steps_seen = 0
 
     def prefill_s(self, new_tokens: int, position: int) -> float:
         """Seconds to prefill ``new_tokens`` after ``position`` cached tokens on this replica."""
-        return self._prefill_factor * self._prefill.seconds(new_tokens, position)
+        return self.prefill_factor * self._prefill.seconds(new_tokens, position)
 
     def step_s(self, sequences: int) -> float:
         """Seconds of one decode step with ``sequences`` requests on this replica."""
-        return self._decode_factor * (self._decode.fixed_s + self._decode.per_sequence_s * sequences)
+        return self.decode_factor * (self._decode.fixed_s + self._decode.per_sequence_s * sequences)
 
     @property
     def prefill_factor(self) -> float:
         """Learned prefill time over the prior's: 2.0 is twice as slow."""
-        return self._prefill_factor
+        fleet = self._fleet.prefill_factor
+        return fleet + self._own_prefill_share * (self._own_prefill_factor - fleet)
 
     @property
     def decode_factor(self) -> float:
         """Learned decode step over the prior's."""
-        return self._decode_factor
+        fleet = self._fleet.decode_factor
+        return fleet + self._own_decode_share * (self._own_decode_factor - fleet)
 
     def prefill_started(self, now: float) -> None:
         """A request was sent; the replica is busy from here if it was not."""
@@ -76,12 +112,13 @@ class ReplicaCost:
             return
         busy = now - self._busy_since
         self._busy_since = now if still_queued else None
+        predicted = self._prefill.seconds(new_tokens, position)
         self._busy_s = self._busy_s * FORGET_PER_OBSERVATION + busy
-        self._predicted_s = self._predicted_s * FORGET_PER_OBSERVATION + self._prefill.seconds(
-            new_tokens, position
-        )
+        self._predicted_s = self._predicted_s * FORGET_PER_OBSERVATION + predicted
         self.prefills_seen += 1
-        self._prefill_factor = min(SLOWEST, max(FASTEST, self._busy_s / self._predicted_s))
+        self._own_prefill_factor = _bounded(self._busy_s / self._predicted_s)
+        self._own_prefill_share = _own_share(self.prefills_seen)
+        self._fleet.prefilled(busy, predicted)
 
     def prefill_abandoned(self, now: float, still_queued: int) -> None:
         """A request left before its first token: what the replica did for it cannot be told."""
@@ -91,10 +128,20 @@ class ReplicaCost:
         """A request took ``seconds`` for ``steps`` tokens after its first, ``sequences`` decoding."""
         if steps < 4 or seconds <= 0.0:
             return
-        ratio = seconds / steps / (self._decode.fixed_s + self._decode.per_sequence_s * max(1, sequences))
-        weight = max(0.02, 1.0 / (self.steps_seen + 2))
+        prior = self._decode.fixed_s + self._decode.per_sequence_s * max(1, sequences)
+        ratio = _bounded(seconds / steps / prior)
+        self._own_decode_factor += max(0.02, 1.0 / (self.steps_seen + 1)) * (ratio - self._own_decode_factor)
         self.steps_seen += 1
-        self._decode_factor += weight * (min(SLOWEST, max(FASTEST, ratio)) - self._decode_factor)
+        self._own_decode_share = _own_share(self.steps_seen)
+        self._fleet.decoded(ratio)
+
+
+def _own_share(observations: int) -> float:
+    return observations**2 / (observations**2 + OWN_AFTER_OBSERVATIONS**2)
+
+
+def _bounded(factor: float) -> float:
+    return min(SLOWEST, max(FASTEST, factor))
 
 
 class TokenRatio:

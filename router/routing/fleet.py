@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from math import exp
 
 from replica.contract.load_report import LoadReport
-from router.routing.calibration import ReplicaCost, TokenRatio
+from router.routing.calibration import FleetSpeed, ReplicaCost, TokenRatio
 from router.routing.decision import Assessment, Decision, NoReplica, Reason
 from router.routing.health import Health, HealthSettings, HealthState
 from router.routing.ledger import Booking, Ledger
@@ -171,8 +171,9 @@ class Fleet:
     ) -> None:
         self.policy = policy
         self.settings = settings
+        self.speed = FleetSpeed()
         self.replicas: list[ReplicaState] = [
-            ReplicaState(index, spec, Health(settings.health), ReplicaCost())
+            ReplicaState(index, spec, Health(settings.health), ReplicaCost(self.speed))
             for index, spec in enumerate(replicas)
         ]
         self.token_ratio = TokenRatio(tokens_per_unit)

@@ -1,0 +1,77 @@
+"""The config: defaults for who wrote only the replicas, and errors that say what to do."""
+
+from pathlib import Path
+
+import pytest
+
+from router.config import ConfigError, load_config, parse_config
+from router.proxy.assembly import make_fleet
+from router.routing.policies import POLICIES
+
+TWO = [{"url": "http://10.0.0.1:8000"}, {"url": "http://10.0.0.2:8000/"}]
+
+
+def test_replicas_alone_are_enough() -> None:
+    config = parse_config({"replicas": TWO}, "x")
+    assert config.policy.kind == "predicted_finish" and config.state.kind == "memory"
+    assert config.admin.startswith("127.0.0.1:"), "the admin port is not public unless asked"
+    assert [replica.effective_name for replica in config.replicas] == ["10.0.0.1:8000", "10.0.0.2:8000"]
+    assert config.replicas[1].url == "http://10.0.0.2:8000"
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_every_policy_can_be_configured(kind: str) -> None:
+    config = parse_config({"replicas": TWO, "policy": {"kind": kind}}, "x")
+    assert type(make_fleet(config).policy) is POLICIES[kind]
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({}, "replicas"),
+        ({"replicas": []}, "replicas"),
+        ({"replicas": TWO, "polcy": {}}, "polcy"),
+        ({"replicas": [{"url": "10.0.0.1:8000"}]}, "http://HOST:PORT"),
+        ({"replicas": [{"url": "http://h:8000/v1"}]}, "without a path"),
+        ({"replicas": [{"url": "http://u:p@h:8000"}]}, "credentials"),
+        ({"replicas": [{"url": "http://h:99999"}]}, "replicas.0.url"),
+        ({"replicas": [{"url": "ftp://h"}]}, "http://HOST:PORT"),
+        ({"replicas": [*TWO, TWO[0]]}, "10.0.0.1:8000"),
+        ({"replicas": TWO, "policy": {"kind": "fastest"}}, "policy.kind"),
+        (
+            {"replicas": TWO, "policy": {"kind": "round_robin", "price": 2}},
+            "price belongs to prefix_affinity",
+        ),
+        ({"replicas": TWO, "policy": {"kind": "prefix_affinity", "measure": "wait"}}, "measure belongs"),
+        ({"replicas": TWO, "slo": {"ttft_ms": 0}}, "slo.ttft_ms"),
+        ({"replicas": TWO, "listen": "8080"}, "HOST:PORT"),
+        ({"replicas": TWO, "listen": "127.0.0.1:8081"}, "different"),
+        ({"replicas": TWO, "timeouts": {"connect": 3}}, "timeouts.connect"),
+        ([], "mapping"),
+    ],
+)
+def test_what_is_wrong_is_named(data: object, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(data, "router.yaml")
+    assert says in str(caught.value) and "router.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("", "empty"), ("replicas: [", "not valid YAML"), (": : :", "not valid YAML"), ("3", "mapping")],
+)
+def test_a_broken_file_is_named(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "router.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        load_config(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path / "none.yaml")
+
+
+def test_the_key_is_never_shown() -> None:
+    config = parse_config({"replicas": TWO, "api_key": "sk-secret"}, "x")
+    assert "sk-secret" not in repr(config) and "sk-secret" not in config.model_dump_json()

@@ -1,0 +1,275 @@
+"""The fleet's events: what each one changes, and that a request's end leaves nothing behind."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replica.contract.load_report import LoadReport
+from router.routing.decision import NoReplica, Reason
+from router.routing.fleet import Fleet, FleetSettings, InFlight, ReplicaSpec, Usage
+from router.routing.health import HealthSettings
+from router.routing.ledger import Booking
+from router.routing.policies import POLICIES
+from router.routing.prompt_blocks import Prompt, UniformLayout
+from router.routing.retry import Failure
+
+BLOCK = 16
+
+
+def make_fleet(replicas: int = 3, kind: str = "predicted_finish", **settings_: object) -> Fleet:
+    specs = [ReplicaSpec(f"r{index}", f"http://r{index}") for index in range(replicas)]
+    rng = random.Random(1)
+    settings_.setdefault("health", HealthSettings(failures_to_eject=2, backoff_s=1.0))
+    fleet = Fleet(
+        specs,
+        POLICIES[kind](rng),
+        FleetSettings(**settings_),  # type: ignore[arg-type]
+        rng=rng,
+        layout=UniformLayout(BLOCK),
+        tokens_per_unit=1.0,
+    )
+    for replica in range(replicas):
+        fleet.probe_succeeded(replica, 0.0)
+    return fleet
+
+
+def prompt(*blocks: int, tail: int = 3, stream: bool = True, model: str | None = None) -> Prompt:
+    keys, parent = [], 1
+    for block in blocks:
+        parent = hash((parent, block)) & 0xFFFF_FFFF_FFFF_FFFF
+        keys.append(parent)
+    return Prompt(
+        keys=keys, units=len(keys) * BLOCK + tail, layout=UniformLayout(BLOCK), stream=stream, model=model
+    )
+
+
+def send(fleet: Fleet, asked: Prompt, now: float) -> InFlight:
+    return fleet.sent(asked, fleet.decide(asked, now), now)
+
+
+def at_rest(fleet: Fleet) -> bool:
+    return all(
+        (r.ledger.queued, r.ledger.decoding, r.ledger.outstanding_tokens, r.in_flight) == (0, 0, 0, 0)
+        and r.ledger.backlog_s(1e9) == 0.0
+        for r in fleet.replicas
+    )
+
+
+def test_the_second_turn_goes_where_the_first_went() -> None:
+    fleet = make_fleet()
+    first = send(fleet, prompt(*range(40)), 0.0)
+    fleet.first_token(first, 0.2)
+    fleet.finished(first, 1.0, Usage(643, 20, 0))
+    decision = fleet.decide(prompt(*range(60)), 2.0)
+    assert decision.replica == first.replica.index and decision.reason is Reason.WARM
+    assert decision.matched_tokens == 40 * BLOCK
+    assert decision.saved_s > 0
+
+
+def test_a_burst_with_one_prefix_spreads_because_its_work_is_booked() -> None:
+    fleet = make_fleet(4)
+    used = {send(fleet, prompt(*range(300), 1000 + k), 0.0).replica.index for k in range(60)}
+    assert len(used) == 4
+
+
+def test_deciding_changes_nothing() -> None:
+    fleet = make_fleet()
+    send(fleet, prompt(*range(10)), 0.0)
+    before = [(r.ledger.queued, r.ledger.backlog_s(0.0), fleet.index.held(r.index)) for r in fleet.replicas]
+    for _ in range(20):
+        fleet.decide(prompt(*range(30)), 0.0)
+        fleet.explain(prompt(*range(30)), 0.0)
+    assert before == [
+        (r.ledger.queued, r.ledger.backlog_s(0.0), fleet.index.held(r.index)) for r in fleet.replicas
+    ]
+
+
+def test_a_failed_request_leaves_no_credit() -> None:
+    fleet = make_fleet(1)
+    flight = send(fleet, prompt(*range(20)), 0.0)
+    fleet.failed(flight, 0.1, Failure.STATUS_5XX)
+    assert fleet.index.held(0) == 0 and at_rest(fleet)
+
+
+def test_a_cancelled_request_keeps_the_credit_it_found() -> None:
+    fleet = make_fleet(1)
+    done = send(fleet, prompt(*range(10)), 0.0)
+    fleet.first_token(done, 0.1)
+    fleet.finished(done, 0.2, Usage(163, 5, 0))
+    flight = send(fleet, prompt(*range(30)), 1.0)
+    fleet.cancelled(flight, 1.1)
+    assert fleet.index.match(prompt(*range(30)).keys) == [10]
+
+
+def test_nothing_cached_where_much_was_believed_takes_the_credit_away() -> None:
+    fleet = make_fleet(1)
+    for base in (0, 1_000, 2_000):
+        flight = send(fleet, prompt(*range(base, base + 40)), 0.0)
+        fleet.first_token(flight, 0.1)
+        fleet.finished(flight, 0.2, Usage(643, 5, 0))
+    flight = send(fleet, prompt(*range(45)), 1.0)  # the replica has restarted meanwhile
+    fleet.first_token(flight, 1.1)
+    fleet.finished(flight, 1.2, Usage(723, 5, 0))
+    assert fleet.index.held(0) == 45 * BLOCK, "only what has just been computed is believed"
+
+
+def test_a_dead_replica_is_out_at_once_and_its_cache_with_it() -> None:
+    fleet = make_fleet(2, "round_robin")
+    flight = send(fleet, prompt(*range(20)), 0.0)
+    dead = flight.replica.index
+    fleet.failed(flight, 0.1, Failure.CONNECT)
+    assert fleet.index.held(dead) == 0
+    assert {fleet.decide(prompt(1), 0.2).replica for _ in range(4)} == {1 - dead}
+    fleet.probe_succeeded(dead, 0.5)  # its back-off is not over
+    assert {fleet.decide(prompt(1), 0.6).replica for _ in range(4)} == {1 - dead}
+    fleet.probe_succeeded(dead, 2.0)
+    assert {fleet.decide(prompt(1), 2.1).replica for _ in range(4)} == {0, 1}
+
+
+def test_probation_lets_one_request_in() -> None:
+    fleet = make_fleet(2, "round_robin")
+    fleet.probe_failed(0, 0.0, refused=True)
+    fleet.probe_succeeded(0, 5.0)
+    trial = next(f for f in (send(fleet, prompt(1), 5.0) for _ in range(4)) if f.replica.index == 0)
+    assert {fleet.decide(prompt(1), 5.1).replica for _ in range(4)} == {1}
+    fleet.finished(trial, 5.5)
+    assert {fleet.decide(prompt(1), 5.6).replica for _ in range(4)} == {0, 1}
+
+
+def test_busy_is_not_broken() -> None:
+    fleet = make_fleet(1)
+    for _ in range(5):
+        fleet.failed(send(fleet, prompt(1), 0.0), 0.0, Failure.BUSY)
+    assert fleet.replicas[0].usable and at_rest(fleet)
+
+
+def test_the_clients_fault_is_not_the_replicas() -> None:
+    fleet = make_fleet(1)
+    for _ in range(5):
+        fleet.refused(send(fleet, prompt(*range(9)), 0.0), 0.0)
+    assert fleet.replicas[0].usable and fleet.index.held(0) == 0
+
+
+def test_draining_takes_no_new_work_and_ends() -> None:
+    fleet = make_fleet(2, "round_robin")
+    fleet.drained(0)
+    assert {fleet.decide(prompt(1), 0.0).replica for _ in range(4)} == {1}
+    fleet.drained(1)
+    with pytest.raises(NoReplica) as caught:
+        fleet.decide(prompt(1), 0.0)
+    assert caught.value.why == "none_usable"
+    fleet.drained(0, on=False)
+    assert fleet.decide(prompt(1), 0.0).replica == 0
+
+
+def test_all_ejected_is_a_panic_not_a_refusal() -> None:
+    fleet = make_fleet(2)
+    for replica in range(2):
+        fleet.probe_failed(replica, 0.0, refused=True)
+    assert not fleet.ready
+    assert fleet.decide(prompt(1), 0.1).reason is Reason.PANIC
+
+
+def test_a_retry_goes_elsewhere_or_nowhere() -> None:
+    fleet = make_fleet(2)
+    decision = fleet.decide(prompt(1), 0.0, tried={0})
+    assert (decision.replica, decision.reason) == (1, Reason.RETRY)
+    with pytest.raises(NoReplica):
+        fleet.decide(prompt(1), 0.0, tried={0, 1})
+
+
+def test_models_part_the_fleet() -> None:
+    fleet = make_fleet(3, "round_robin")
+    fleet.models_reported(0, frozenset({"a"}))
+    fleet.models_reported(1, frozenset({"b"}))
+    fleet.models_reported(2, frozenset({"a", "b"}))
+    assert {fleet.decide(prompt(1, model="a"), 0.0).replica for _ in range(6)} == {0, 2}
+    with pytest.raises(NoReplica) as caught:
+        fleet.decide(prompt(1, model="c"), 0.0)
+    assert caught.value.why == "unknown_model"
+    fleet.probe_failed(0, 0.0, refused=True)
+    fleet.probe_failed(2, 0.0, refused=True)
+    assert fleet.decide(prompt(1, model="a"), 0.0).reason is Reason.PANIC, "known, though down"
+
+
+def test_capacity_bounds_what_is_believed() -> None:
+    fleet = make_fleet(1)
+    fleet.load_reported(0, LoadReport(capacity_tokens=10 * BLOCK), 0.0)
+    send(fleet, prompt(*range(30)), 0.0)
+    assert fleet.index.held(0) == 10 * BLOCK
+
+
+def test_a_request_that_is_not_streamed_leaves_the_queue_when_predicted() -> None:
+    fleet = make_fleet(1)
+    flight = send(fleet, prompt(*range(100), stream=False), 0.0)
+    predicted = flight.decision.prefill_s
+    fleet.decide(prompt(1), predicted * 0.9)
+    assert fleet.replicas[0].ledger.queued == 1
+    fleet.decide(prompt(1), predicted * 1.1)
+    assert (fleet.replicas[0].ledger.queued, fleet.replicas[0].ledger.decoding) == (0, 1)
+    fleet.finished(flight, 3.0)
+    assert at_rest(fleet)
+
+
+def test_prefill_speed_is_learned_per_replica() -> None:
+    fleet = make_fleet(2, "round_robin")
+    now, fresh = 0.0, 0
+    for _ in range(100):
+        fresh += 100
+        flight = send(fleet, prompt(*range(fresh, fresh + 60)), now)
+        slow = 3.0 if flight.replica.index else 1.0
+        now += flight.booking.prefill_s / flight.replica.cost.prefill_factor * slow
+        fleet.first_token(flight, now)
+        now += 0.01
+        fleet.finished(flight, now, Usage(963, 2, 0))
+    one, other = fleet.replicas[0].cost, fleet.replicas[1].cost
+    assert one.prefill_factor == pytest.approx(1.0, rel=0.05)
+    assert other.prefill_factor == pytest.approx(3.0, rel=0.1)
+
+
+events = st.lists(
+    st.tuples(
+        st.sampled_from(["send", "first", "finish", "fail", "refuse", "cancel", "drop", "probe"]),
+        st.integers(0, 50),
+        st.floats(0, 0.5),
+    ),
+    max_size=60,
+)
+
+
+@given(script=events, kind=st.sampled_from(sorted(POLICIES)))
+@settings(deadline=None, max_examples=80)
+def test_whatever_happens_every_counter_returns_to_zero(
+    script: list[tuple[str, int, float]], kind: str
+) -> None:
+    fleet, flights, now = make_fleet(3, kind), [], 0.0
+    failures = list(Failure)
+    for action, which, pause in script:
+        now += pause
+        if action == "send":
+            asked = prompt(*range(which % 7), which, stream=bool(which % 2))
+            flights.append(fleet.sent(asked, fleet.decide(asked, now), now))
+        elif action == "probe":
+            fleet.probe_succeeded(which % 3, now)
+        elif flights:
+            flight = flights[which % len(flights)]
+            if action == "first":
+                fleet.first_token(flight, now)
+            elif action == "finish":
+                fleet.finished(flight, now, Usage(100, 10, which))
+            elif action == "fail":
+                fleet.failed(flight, now, failures[which % len(failures)])
+            elif action == "refuse":
+                fleet.refused(flight, now)
+            elif action == "cancel":
+                fleet.cancelled(flight, now)
+        live = [f for f in flights if not f.over]
+        assert sum(r.in_flight for r in fleet.replicas) == len(live)
+        queued = [f for f in live if f.booking.state == Booking.QUEUED]
+        assert sum(r.ledger.queued for r in fleet.replicas) == len(queued)
+        fleet.index.check_invariants()
+    for flight in flights:
+        fleet.cancelled(flight, now)
+    assert at_rest(fleet)
