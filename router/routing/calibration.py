@@ -13,24 +13,47 @@ SLOWEST, FASTEST = 200.0, 0.005
 class FleetSpeed:
     """What the replicas have in common: the factors one is taken to have until it shows its own."""
 
-    __slots__ = ("_busy_s", "_predicted_s", "decode_factor", "prefill_factor", "steps_seen")
+    __slots__ = (
+        "_busy_s",
+        "_members",
+        "_next_news",
+        "_predicted_s",
+        "_seen",
+        "decode_factor",
+        "prefill_factor",
+    )
 
     def __init__(self) -> None:
         self.prefill_factor = 1.0
         self.decode_factor = 1.0
         self._busy_s = self._predicted_s = PRIOR_OBSERVATIONS_S
-        self.steps_seen = 0
+        self._seen = 0
+        self._next_news = 1
+        self._members: list[ReplicaCost] = []
+
+    def join(self, cost: "ReplicaCost") -> None:
+        """``cost`` follows the fleet from now on."""
+        self._members.append(cost)
 
     def prefilled(self, busy_s: float, predicted_s: float) -> None:
         """Some replica was busy for ``busy_s`` with what the prior puts at ``predicted_s``."""
         self._busy_s = self._busy_s * FORGET_PER_OBSERVATION + busy_s
         self._predicted_s = self._predicted_s * FORGET_PER_OBSERVATION + predicted_s
         self.prefill_factor = _bounded(self._busy_s / self._predicted_s)
+        self._tell()
 
     def decoded(self, ratio: float) -> None:
         """Some replica's decode steps took ``ratio`` times the prior's."""
-        self.decode_factor += max(0.02, 1.0 / (self.steps_seen + 2)) * (ratio - self.decode_factor)
-        self.steps_seen += 1
+        self.decode_factor += max(0.02, 1.0 / (self._seen + 2)) * (ratio - self.decode_factor)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Members are told at once while little is known, then every so often: telling costs O(replicas)."""
+        self._seen += 1
+        if self._seen >= self._next_news:
+            self._next_news = self._seen + min(self._seen // 4 + 1, len(self._members))
+            for member in self._members:
+                member.refresh()
 
 
 class ReplicaCost:
@@ -51,16 +74,23 @@ class ReplicaCost:
     """
 
     __slots__ = (
+        "_attention_s",
         "_busy_s",
         "_busy_since",
         "_decode",
+        "_fixed_s",
         "_fleet",
         "_own_decode_factor",
         "_own_decode_share",
         "_own_prefill_factor",
         "_own_prefill_share",
+        "_per_sequence_s",
+        "_per_token_s",
         "_predicted_s",
         "_prefill",
+        "_step_s",
+        "decode_factor",
+        "prefill_factor",
         "prefills_seen",
         "steps_seen",
     )
@@ -80,26 +110,34 @@ class ReplicaCost:
         self._busy_s = self._predicted_s = 0.0
         self.prefills_seen = 0
         self.steps_seen = 0
+        self.prefill_factor = self.decode_factor = 1.0
+        self.refresh()
+        fleet.join(self)
 
     def prefill_s(self, new_tokens: int, position: int) -> float:
         """Seconds to prefill ``new_tokens`` after ``position`` cached tokens on this replica."""
-        return self.prefill_factor * self._prefill.seconds(new_tokens, position)
+        return self._fixed_s + new_tokens * (
+            self._per_token_s + self._attention_s * (position + 0.5 * new_tokens)
+        )
 
     def step_s(self, sequences: int) -> float:
         """Seconds of one decode step with ``sequences`` requests on this replica."""
-        return self.decode_factor * (self._decode.fixed_s + self._decode.per_sequence_s * sequences)
+        return self._step_s + self._per_sequence_s * sequences
 
-    @property
-    def prefill_factor(self) -> float:
-        """Learned prefill time over the prior's: 2.0 is twice as slow."""
-        fleet = self._fleet.prefill_factor
-        return fleet + self._own_prefill_share * (self._own_prefill_factor - fleet)
-
-    @property
-    def decode_factor(self) -> float:
-        """Learned decode step over the prior's."""
-        fleet = self._fleet.decode_factor
-        return fleet + self._own_decode_share * (self._own_decode_factor - fleet)
+    def refresh(self) -> None:
+        """Work the factors into the coefficients that every decision reads."""
+        fleet = self._fleet
+        self.prefill_factor = factor = fleet.prefill_factor + self._own_prefill_share * (
+            self._own_prefill_factor - fleet.prefill_factor
+        )
+        self._fixed_s = factor * self._prefill.fixed_s
+        self._per_token_s = factor * self._prefill.per_token_s
+        self._attention_s = self._per_token_s / self._prefill.attention_tokens
+        self.decode_factor = factor = fleet.decode_factor + self._own_decode_share * (
+            self._own_decode_factor - fleet.decode_factor
+        )
+        self._step_s = factor * self._decode.fixed_s
+        self._per_sequence_s = factor * self._decode.per_sequence_s
 
     def prefill_started(self, now: float) -> None:
         """A request was sent; the replica is busy from here if it was not."""
@@ -118,6 +156,7 @@ class ReplicaCost:
         self.prefills_seen += 1
         self._own_prefill_factor = _bounded(self._busy_s / self._predicted_s)
         self._own_prefill_share = _own_share(self.prefills_seen)
+        self.refresh()
         self._fleet.prefilled(busy, predicted)
 
     def prefill_abandoned(self, now: float, still_queued: int) -> None:
@@ -133,6 +172,7 @@ class ReplicaCost:
         self._own_decode_factor += max(0.02, 1.0 / (self.steps_seen + 1)) * (ratio - self._own_decode_factor)
         self.steps_seen += 1
         self._own_decode_share = _own_share(self.steps_seen)
+        self.refresh()
         self._fleet.decoded(ratio)
 
 

@@ -15,7 +15,7 @@ from replica.contract.load_report import LoadReport
 from router.routing.calibration import FleetSpeed, ReplicaCost, TokenRatio
 from router.routing.decision import Assessment, Decision, NoReplica, Reason
 from router.routing.health import Health, HealthSettings, HealthState
-from router.routing.ledger import Booking, Ledger
+from router.routing.ledger import UTILIZATION_REFRESH_S, Booking, Ledger
 from router.routing.prefix_index import PrefixIndex
 from router.routing.prompt_blocks import TEXT_LAYOUT, BlockLayout, Prompt
 from router.routing.retry import Failure
@@ -70,14 +70,20 @@ class ReplicaState:
         "last_report",
         "ledger",
         "models",
+        "name",
         "probed",
         "requests",
+        "room_price_s",
         "spec",
+        "weight",
     )
 
     def __init__(self, index: int, spec: ReplicaSpec, health: Health, cost: ReplicaCost) -> None:
         self.index = index
         self.spec = spec
+        self.name = spec.name
+        self.weight = spec.weight
+        self.room_price_s = 0.0
         self.ledger = Ledger()
         self.health = health
         self.cost = cost
@@ -89,27 +95,9 @@ class ReplicaState:
         self.requests = 0
 
     @property
-    def name(self) -> str:
-        """Unique in the fleet, the same in every router."""
-        return self.spec.name
-
-    @property
-    def weight(self) -> float:
-        """Relative size from the config."""
-        return self.spec.weight
-
-    @property
     def in_flight(self) -> int:
         """Requests sent and not over."""
         return self.ledger.queued + self.ledger.decoding
-
-    @property
-    def room_price_s(self) -> float:
-        """0 below 80% of KV in use, rising to one second of wait when full."""
-        report = self.last_report
-        if report is None or report.kv_usage is None or report.kv_usage <= 0.8:
-            return 0.0
-        return min(1.0, (report.kv_usage - 0.8) / 0.2)
 
     @property
     def usable(self) -> bool:
@@ -186,6 +174,8 @@ class Fleet:
         self._usable: list[ReplicaState] | None = None
         self._arrivals = 0.0
         self._arrivals_at = 0.0
+        self._mean_utilization = 0.0
+        self._mean_utilization_at = -UTILIZATION_REFRESH_S
         self._mean_output_tokens = settings.expected_output_tokens
         self._mean_slo_ttft_s = settings.slo_ttft_s
         self._finished_seen = 0
@@ -267,10 +257,19 @@ class Fleet:
             session=session,
             route_key=keys[-1] if keys else 0,
             arrivals_per_replica_s=self.arrivals_per_s(now) / count,
-            fleet_utilization=sum(replica.ledger.utilization(now) for replica in self.replicas) / count,
+            fleet_utilization=self._utilization(now),
             decode_price=self.decode_price,
             expected_output_tokens=self._expected_output(prompt),
         )
+
+    def _utilization(self, now: float) -> float:
+        """Mean share of the last minute that prefill fills; counted again every quarter of a second."""
+        if now - self._mean_utilization_at > UTILIZATION_REFRESH_S:
+            self._mean_utilization_at = now
+            self._mean_utilization = sum(r.ledger.utilization(now) for r in self.replicas) / len(
+                self.replicas
+            )
+        return self._mean_utilization
 
     @staticmethod
     def _only(request: RoutingRequest, candidate: ReplicaState) -> Decision:
@@ -439,6 +438,9 @@ class Fleet:
         """A replica's own gauges. They bound the index; they never replace the ledger."""
         state = self.replicas[replica]
         state.last_report = report
+        usage = report.kv_usage
+        # 0 below 80% of KV in use, rising to one second when full.
+        state.room_price_s = 0.0 if usage is None else min(1.0, max(0.0, (usage - 0.8) / 0.2))
         if report.capacity_tokens and report.capacity_tokens != state.kv_tokens:
             state.kv_tokens = report.capacity_tokens
             self.index.set_capacity(replica, int(report.capacity_tokens / self.token_ratio.tokens_per_unit))

@@ -3,6 +3,7 @@
 from math import exp
 
 UTILIZATION_WINDOW_S = 60.0
+UTILIZATION_REFRESH_S = 0.25
 MAX_UTILIZATION = 0.95
 
 
@@ -44,9 +45,9 @@ class Ledger:
 
     __slots__ = (
         "_free_at",
-        "_prefill_sum",
-        "_prefill_sum_at",
         "_queued_prefill_s",
+        "_utilization",
+        "_utilization_at",
         "decoding",
         "outstanding_tokens",
         "queued",
@@ -58,8 +59,8 @@ class Ledger:
         self.outstanding_tokens = 0
         self._queued_prefill_s = 0.0
         self._free_at = 0.0
-        self._prefill_sum = 0.0
-        self._prefill_sum_at = 0.0
+        self._utilization = 0.0
+        self._utilization_at = 0.0
 
     def book(self, prefill_s: float, new_tokens: int, expected_output_tokens: int, now: float) -> Booking:
         """Reserve ``prefill_s`` seconds from ``now`` for a request that is being sent."""
@@ -68,11 +69,8 @@ class Ledger:
         self.outstanding_tokens += new_tokens + expected_output_tokens
         self._queued_prefill_s += prefill_s
         self._free_at = (self._free_at if self._free_at > now else now) + prefill_s
-        elapsed = now - self._prefill_sum_at
-        if elapsed > 0.0:
-            self._prefill_sum *= exp(-elapsed / UTILIZATION_WINDOW_S)
-            self._prefill_sum_at = now
-        self._prefill_sum += prefill_s
+        self.utilization(now)
+        self._utilization += prefill_s / UTILIZATION_WINDOW_S
         return booking
 
     def first_token(self, booking: Booking, now: float) -> None:
@@ -116,10 +114,12 @@ class Ledger:
         return self._queued_prefill_s
 
     def utilization(self, now: float) -> float:
-        """Prefill seconds sent in about the last minute, per second; capped at 0.95."""
-        share = (
-            self._prefill_sum
-            * exp((self._prefill_sum_at - now) / UTILIZATION_WINDOW_S)
-            / UTILIZATION_WINDOW_S
-        )
-        return share if share < MAX_UTILIZATION else MAX_UTILIZATION
+        """Prefill seconds sent in about the last minute, per second; capped at 0.95.
+
+        Old work fades in steps of a quarter of a second, 0.4% each, not at every look.
+        """
+        elapsed = now - self._utilization_at
+        if elapsed > UTILIZATION_REFRESH_S:
+            self._utilization *= exp(-elapsed / UTILIZATION_WINDOW_S)
+            self._utilization_at = now
+        return self._utilization if self._utilization < MAX_UTILIZATION else MAX_UTILIZATION

@@ -72,6 +72,7 @@ class RoutingRequest:
         "decode_price",
         "expected_output_tokens",
         "fleet_utilization",
+        "later_arrivals_per_s",
         "matched_tokens",
         "now",
         "prompt_tokens",
@@ -101,6 +102,8 @@ class RoutingRequest:
         """A deep key of the prompt's prefix, for policies that hash."""
         self.arrivals_per_replica_s = arrivals_per_replica_s
         self.fleet_utilization = fleet_utilization
+        self.later_arrivals_per_s = arrivals_per_replica_s / (1.0 - fleet_utilization)
+        """Requests a second that a busy period at one replica gathers: A / N / (1 - ρ)."""
         self.decode_price = decode_price
         """κ: what a second of decoding is worth in seconds of time to first token."""
         self.expected_output_tokens = expected_output_tokens

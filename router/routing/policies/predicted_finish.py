@@ -37,60 +37,75 @@ class PredictedFinish:
 
     def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Decision:
         """The candidate of least total cost; ties at random."""
-        rows = self.assess(request, candidates)
-        best = rows[0]
-        warmest = rows[0]
-        ties = 1
-        for row in rows[1:]:
-            if row.total_s < best.total_s:
-                best, ties = row, 1
-            elif row.total_s == best.total_s:
+        matched_by, price = request.matched_tokens, self._price
+        best, ties = candidates[0], 1
+        best_wait, best_prefill, best_imposed = price(request, best)
+        least = best_wait + best_prefill + best_imposed
+        longest = matched_by[best.index]
+        for candidate in candidates[1:]:
+            wait, prefill, imposed = price(request, candidate)
+            total = wait + prefill + imposed
+            if matched_by[candidate.index] > longest:
+                longest = matched_by[candidate.index]
+            if total > least:
+                continue
+            if total == least:
                 ties += 1
-                if self._rng.random() * ties < 1.0:
-                    best = row
-            if row.matched_tokens > warmest.matched_tokens or (
-                row.matched_tokens == warmest.matched_tokens and row.total_s < warmest.total_s
-            ):
-                warmest = row
-        matched = best.matched_tokens
-        if not warmest.matched_tokens:
-            return Decision(best.replica, Reason.COLD, 0, best.wait_s, best.prefill_s)
-        cost = next(c.cost for c in candidates if c.index == best.replica)
-        saved = cost.prefill_s(request.prompt_tokens, 0) - best.prefill_s if matched else 0.0
-        if matched == warmest.matched_tokens:
-            return Decision(best.replica, Reason.WARM, matched, best.wait_s, best.prefill_s, saved)
+                if self._rng.random() * ties >= 1.0:
+                    continue
+            else:
+                ties = 1
+            best, least, best_wait, best_prefill = candidate, total, wait, prefill
+        matched = matched_by[best.index]
+        if not longest:
+            return Decision(best.index, Reason.COLD, 0, best_wait, best_prefill)
+        saved = best.cost.prefill_s(request.prompt_tokens, 0) - best_prefill if matched else 0.0
+        if matched == longest:
+            return Decision(best.index, Reason.WARM, matched, best_wait, best_prefill, saved)
+        warmest = min(
+            (self._price(request, c) for c in candidates if matched_by[c.index] == longest), key=sum
+        )
         return Decision(
-            best.replica,
+            best.index,
             Reason.SPILL,
             matched,
-            best.wait_s,
-            best.prefill_s,
+            best_wait,
+            best_prefill,
             saved,
-            best.prefill_s - warmest.prefill_s,
-            warmest.wait_s - best.wait_s,
+            best_prefill - warmest[1],
+            warmest[0] - best_wait,
         )
 
     def assess(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Assessment]:
-        """Every candidate's cost, term by term (module docstring)."""
-        now, tokens, matched_by = request.now, request.prompt_tokens, request.matched_tokens
-        arrivals = request.arrivals_per_replica_s / (1.0 - request.fleet_utilization)
-        kappa, output = request.decode_price, request.expected_output_tokens
+        """Every candidate's cost (module docstring)."""
         rows = []
         for candidate in candidates:
-            ledger, cost = candidate.ledger, candidate.cost
-            matched = matched_by[candidate.index]
-            wait = ledger.backlog_s(now)
-            prefill = cost.prefill_s(tokens - matched, matched)
-            later = arrivals * (wait + prefill)
-            if later > MAX_LATER_ARRIVALS:
-                later = MAX_LATER_ARRIVALS
-            streams = ledger.decoding
-            imposed = (
-                prefill * (later + kappa * (streams + ledger.queued))
-                + kappa * output * cost.step_s(streams) / (1.0 - ledger.utilization(now))
-                + (1.0 + later) * candidate.room_price_s
-            )
+            wait, prefill, imposed = self._price(request, candidate)
             rows.append(
-                Assessment(candidate.index, matched, wait, prefill, imposed, wait + prefill + imposed)
+                Assessment(
+                    candidate.index,
+                    request.matched_tokens[candidate.index],
+                    wait,
+                    prefill,
+                    imposed,
+                    wait + prefill + imposed,
+                )
             )
         return rows
+
+    @staticmethod
+    def _price(request: RoutingRequest, candidate: Candidate) -> tuple[float, float, float]:
+        """Seconds of wait, of prefill, and of delay imposed on others and on the own decoding."""
+        now, ledger, cost = request.now, candidate.ledger, candidate.cost
+        matched = request.matched_tokens[candidate.index]
+        wait = ledger.backlog_s(now)
+        prefill = cost.prefill_s(request.prompt_tokens - matched, matched)
+        later = request.later_arrivals_per_s * (wait + prefill)
+        if later > MAX_LATER_ARRIVALS:
+            later = MAX_LATER_ARRIVALS
+        streams, kappa = ledger.decoding, request.decode_price
+        imposed = prefill * (later + kappa * (streams + ledger.queued)) + (
+            kappa * request.expected_output_tokens * cost.step_s(streams) / (1.0 - ledger.utilization(now))
+        )
+        room = candidate.room_price_s
+        return wait, prefill, imposed + (1.0 + later) * room if room else imposed
