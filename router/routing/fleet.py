@@ -23,6 +23,7 @@ from router.routing.view import Policy, RoutingRequest
 
 ARRIVALS_WINDOW_S = 20.0
 AVERAGE_OVER_REQUESTS = 200
+MODELS_REMEMBERED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,8 @@ class Fleet:
         )
         self._use_index = use_index
         self._rng = rng
-        self._usable: list[ReplicaState] | None = None
+        self._usable_by_model: dict[str | None, list[ReplicaState]] = {}
+        """Candidates by model asked for; emptied when any replica's health, models or draining change."""
         self._arrivals = 0.0
         self._arrivals_at = 0.0
         self._mean_utilization = 0.0
@@ -215,15 +217,23 @@ class Fleet:
 
     def _candidates(self, model: str | None, tried: Collection[int]) -> tuple[Sequence[ReplicaState], bool]:
         """Usable replicas that serve ``model`` and were not tried; all of them in a panic."""
+        if not tried:
+            known = self._usable_by_model.get(model)
+            if known is not None:
+                return known, False
         usable = [replica for replica in self.replicas if replica.usable]
         if tried:
             usable = [replica for replica in usable if replica.index not in tried]
         if model is not None:
-            fit = [replica for replica in usable if replica.models is None or model in replica.models]
+            fit = [replica for replica in usable if self._serves(replica, model)]
             if not fit and usable and not tried and not any(self._serves(r, model) for r in self.replicas):
                 raise NoReplica("unknown_model", f"no replica serves the model {model!r}")
             usable = fit
         if usable:
+            if not tried and not any(r.health.state is HealthState.PROBATION for r in self.replicas):
+                if len(self._usable_by_model) >= MODELS_REMEMBERED:
+                    self._usable_by_model.clear()
+                self._usable_by_model[model] = usable
             return usable, False
         if not tried:
             # Panic: when every replica is ejected the probes may be wrong; trying beats refusing.
@@ -242,11 +252,12 @@ class Fleet:
         keys = prompt.keys
         if self._use_index and keys:
             matched = self.index.match(keys)
-            end = prompt.layout.end
-            for index, blocks in enumerate(matched):
-                if blocks:
-                    # The last token is always computed, so a hit is never the whole prompt.
-                    matched[index] = min(prompt_tokens - 1, int(end(blocks) * ratio))
+            if any(matched):
+                end = prompt.layout.end
+                for index, blocks in enumerate(matched):
+                    if blocks:
+                        # The last token is always computed, so a hit is never the whole prompt.
+                        matched[index] = min(prompt_tokens - 1, int(end(blocks) * ratio))
         else:
             matched = [0] * len(self.replicas)
         count = len(self.replicas)
@@ -365,7 +376,7 @@ class Fleet:
             return
         if was_queued:
             replica.cost.prefill_abandoned(now, replica.ledger.queued)
-        replica.health.request_succeeded()
+        self._request_succeeded(replica)
         if usage is None:
             return
         if usage.output_tokens is not None:
@@ -373,11 +384,19 @@ class Fleet:
                 usage.output_tokens - self._mean_output_tokens
             ) / AVERAGE_OVER_REQUESTS
             if flight.first_token_at is not None:
-                replica.cost.decoded(now - flight.first_token_at, usage.output_tokens - 1, sequences)
+                # Prefills beside it stalled this stream for about their share of the time. Policies divide
+                # a step by 1 - utilization, so what is learned must be the step without the stalls.
+                decoding_s = (now - flight.first_token_at) * (1.0 - replica.ledger.utilization(now))
+                replica.cost.decoded(decoding_s, usage.output_tokens - 1, sequences)
         if usage.prompt_tokens is not None and self._learn_ratio:
             self.token_ratio.learn(usage.prompt_tokens, flight.prompt.units)
         if usage.cached_tokens is not None and usage.prompt_tokens is not None:
             self._check_credit(flight, usage.prompt_tokens, usage.cached_tokens)
+
+    def _request_succeeded(self, replica: ReplicaState) -> None:
+        if replica.health.state is not HealthState.HEALTHY:
+            self._usable_by_model.clear()
+        replica.health.request_succeeded()
 
     def _check_credit(self, flight: InFlight, prompt_tokens: int, cached_tokens: int) -> None:
         """Nothing cached where much was believed: the replica lost its cache (restart, reset)."""
@@ -395,14 +414,16 @@ class Fleet:
             return  # busy is not broken
         if failure is Failure.CONNECT:
             replica.health.connect_failed(now)
+            self._usable_by_model.clear()
             self.index.clear(replica.index)  # nobody is there: its cache is gone with it
         else:
             replica.health.request_failed(now)
+            self._usable_by_model.clear()
 
     def refused(self, flight: InFlight, now: float) -> None:
         """The replica answered 4xx: the client's fault, the replica is well and stored nothing."""
         if self._end_early(flight, now):
-            flight.replica.health.request_succeeded()
+            self._request_succeeded(flight.replica)
 
     def cancelled(self, flight: InFlight, now: float) -> None:
         """The client left. Nobody's fault."""
@@ -449,11 +470,16 @@ class Fleet:
         """The replica answered its probe."""
         state = self.replicas[replica]
         state.probed = True
+        before = state.health.state
         state.health.probe_succeeded(now)
+        if state.health.state is not before:
+            self._usable_by_model.clear()
 
     def models_reported(self, replica: int, models: frozenset[str]) -> None:
         """The names of the models the replica serves."""
-        self.replicas[replica].models = models
+        if self.replicas[replica].models != models:
+            self.replicas[replica].models = models
+            self._usable_by_model.clear()
 
     def probe_failed(self, replica: int, now: float, *, refused: bool = False) -> None:
         """The replica did not answer its probe; ``refused``: nobody listens there."""
@@ -463,11 +489,13 @@ class Fleet:
             self.index.clear(replica)
         else:
             state.health.probe_failed(now)
+        self._usable_by_model.clear()
         state.probed = True
 
     def drained(self, replica: int, *, on: bool = True) -> None:
         """The operator takes the replica out of new work (``on``) or gives it back."""
         self.replicas[replica].draining = on
+        self._usable_by_model.clear()
 
     @property
     def ready(self) -> bool:
