@@ -1,0 +1,160 @@
+"""Router and replicas under the virtual clock; raises the same events on the router's ``Fleet`` as the proxy.
+
+::
+
+    arrival -> decide, sent -> [network] -> replica computes -> [network] -> first_token, finished
+"""
+
+from collections.abc import Sequence as Sequences
+
+from replica.sequence import Sequence
+from router.routing.decision import Decision, Reason
+from router.routing.fleet import Fleet, InFlight, Usage
+from router.routing.prompt_blocks import Prompt
+from sim.event_queue import EventQueue
+from sim.outcome import Outcome
+from sim.simulated_replica import ReplicaEvents, ReplicaSettings, SimulatedReplica
+from sim.step_time.step_time import StepTime
+from sim.workload.arrivals import Arrival
+
+
+class _Request:
+    """One request on its way; the sequence on the replica carries it as its ``parameters``."""
+
+    __slots__ = ("decision", "first_token_s", "flight", "position", "sent_s")
+
+    def __init__(self, position: int, decision: Decision, flight: InFlight, sent_s: float) -> None:
+        self.position = position
+        self.decision = decision
+        self.flight = flight
+        self.sent_s = sent_s
+        self.first_token_s: float | None = None
+
+
+class SimulatedFleet:
+    """Sends a plan of arrivals through one router to ``replicas`` and keeps what became of each."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        plan: Sequences[Arrival],
+        prompts: Sequences[Prompt],
+        *,
+        settings: ReplicaSettings,
+        step_time: StepTime,
+        block_tokens: int,
+        network_delay_s: float = 0.0,
+        report_interval_s: float = 2.0,
+    ) -> None:
+        """``prompts`` are the router's view of ``plan``, one each. ``network_delay_s`` is one way.
+
+        Replicas report their load (and with it their cache's capacity, which bounds the router's index) at
+        the start and every ``report_interval_s``.
+        """
+        self.queue = EventQueue()
+        self.outcomes: list[Outcome | None] = [None] * len(plan)
+        """By position in the plan."""
+        self._fleet = fleet
+        self._plan = plan
+        self._prompts = prompts
+        self._block_tokens = block_tokens
+        self._delay_s = network_delay_s
+        self._report_interval_s = report_interval_s
+        self._open = len(plan)
+        self._done = 0
+        events = ReplicaEvents(self._first_token, self._finished, self._refused)
+        self._replicas = [
+            SimulatedReplica(settings.scheduler(block_tokens), step_time, self.queue, events)
+            for _ in fleet.replicas
+        ]
+        self._report()
+        for position, arrival in enumerate(plan):
+            if arrival.at_s is not None:
+                self.queue.at(arrival.at_s, self._arrive, position)
+
+    @property
+    def done(self) -> int:
+        """Requests that are over."""
+        return self._done
+
+    def _report(self) -> None:
+        now = self.queue.now
+        for index, replica in enumerate(self._replicas):
+            self._fleet.load_reported(index, replica.load(), now)
+        if self._done < self._open:
+            self.queue.at(now + self._report_interval_s, self._report)
+
+    def _arrive(self, position: int) -> None:
+        now = self.queue.now
+        request = self._plan[position].request
+        prompt = self._prompts[position]
+        decision = self._fleet.decide(prompt, now, session=request.session)
+        flight = self._fleet.sent(prompt, decision, now)
+        sequence = Sequence.of_blocks(
+            str(position),
+            request.block_ids,
+            request.prompt_tokens,
+            request.output_tokens,
+            block_size=self._block_tokens,
+            parameters=_Request(position, decision, flight, now),
+        )
+        replica = self._replicas[decision.replica]
+        if self._delay_s:
+            self.queue.at(now + self._delay_s, replica.accept, sequence)
+        else:
+            replica.accept(sequence)
+
+    def _first_token(self, sequence: Sequence) -> None:
+        if self._delay_s:
+            self.queue.at(self.queue.now + self._delay_s, self._first_token_seen, sequence)
+        else:
+            self._first_token_seen(sequence)
+
+    def _finished(self, sequence: Sequence) -> None:
+        if self._delay_s:
+            self.queue.at(self.queue.now + self._delay_s, self._end_seen, sequence)
+        else:
+            self._end_seen(sequence)
+
+    def _first_token_seen(self, sequence: Sequence) -> None:
+        request = _request(sequence)
+        request.first_token_s = self.queue.now
+        self._fleet.first_token(request.flight, self.queue.now)
+
+    def _end_seen(self, sequence: Sequence) -> None:
+        request = _request(sequence)
+        usage = Usage(sequence.prompt_tokens, sequence.output_tokens, sequence.cached_tokens)
+        self._fleet.finished(request.flight, self.queue.now, usage)
+        self._close(request, sequence, None)
+
+    def _refused(self, sequence: Sequence) -> None:
+        request = _request(sequence)
+        self._fleet.refused(request.flight, self.queue.now)
+        self._close(request, sequence, "too long for the replica")
+
+    def _close(self, request: _Request, sequence: Sequence, error: str | None) -> None:
+        now = self.queue.now
+        first = request.first_token_s
+        self.outcomes[request.position] = Outcome(
+            sent_s=request.sent_s,
+            prompt_tokens=sequence.prompt_tokens,
+            output_tokens=sequence.output_tokens,
+            cached_tokens=sequence.cached_tokens,
+            ttft_s=None if first is None else first - request.sent_s,
+            e2e_s=now - request.sent_s,
+            replica=request.decision.replica,
+            spilled=request.decision.reason is Reason.SPILL,
+            error=error,
+        )
+        self._done += 1
+        arrival = self._plan[request.position]
+        if arrival.next_turn is not None:
+            # A failed turn does not end a session: the trace tells what was said next.
+            pause_s = self._plan[arrival.next_turn].think_s
+            self.queue.at(now + pause_s, self._arrive, arrival.next_turn)
+
+
+def _request(sequence: Sequence) -> _Request:
+    request = sequence.parameters
+    assert isinstance(request, _Request)
+    return request

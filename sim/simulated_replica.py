@@ -1,0 +1,160 @@
+"""One replica under the virtual clock: the engine's own scheduler and cache, a duration for a model.
+
+A step is an event at its end. Stretches in which the same requests decode and nothing else happens are one
+event; an arrival cuts the stretch after the step that is running then, as it would in an engine, which looks
+at its queue between steps.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from replica.batch import Batch
+from replica.contract.load_report import LoadReport
+from replica.kv_cache.prefix_cache import PrefixCache
+from replica.scheduler import RequestTooLong, Scheduler, SchedulerLimits
+from replica.sequence import Sequence
+from sim.event_queue import EventQueue
+from sim.step_time.step_time import StepTime
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSettings:
+    """What one replica can hold and do. The defaults are those of the benchmark's emulated replicas."""
+
+    capacity_tokens: int = 3_000_000
+    """KV tokens; rounded down to whole blocks. 3 million is a replica with a host-memory tier behind it."""
+    max_batched_tokens: int = 8_192
+    max_running: int = 128
+    max_model_len: int = 200_000
+    prefix_caching: bool = True
+
+    def scheduler(self, block_tokens: int) -> Scheduler:
+        """An empty cache and a scheduler. Raises ValueError when the capacity is below one block."""
+        blocks = self.capacity_tokens // block_tokens
+        if blocks < 1:
+            raise ValueError(
+                f"capacity of {self.capacity_tokens} tokens: less than one block of {block_tokens}, raise it"
+            )
+        cache = PrefixCache(blocks, block_tokens, enabled=self.prefix_caching)
+        limits = SchedulerLimits(self.max_running, self.max_batched_tokens, self.max_model_len)
+        return Scheduler(cache, limits)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaEvents:
+    """Whom a replica tells what happened; each gets the sequence, at the time it happens."""
+
+    first_token: Callable[[Sequence], None]
+    finished: Callable[[Sequence], None]
+    refused: Callable[[Sequence], None]
+
+
+class _DecodeRun:
+    """``steps`` decode steps in a row; the time of a step grows evenly with the KV it reads.
+
+    >>> run = _DecodeRun(started_s=10.0, steps=3, first_s=1.0, last_s=2.0)
+    >>> [run.end_s(step) for step in (1, 2, 3)]
+    [11.0, 12.5, 14.5]
+    >>> run.step_at(11.0), run.step_at(11.1), run.step_at(12.6)
+    (1, 2, 3)
+    """
+
+    __slots__ = ("first_s", "growth_s", "started_s", "steps")
+
+    def __init__(self, started_s: float, steps: int, first_s: float, last_s: float) -> None:
+        self.started_s = started_s
+        self.steps = steps
+        self.first_s = first_s
+        self.growth_s = (last_s - first_s) / (steps - 1) if steps > 1 else 0.0
+
+    def end_s(self, step: int) -> float:
+        """When step number ``step`` (from 1) is over."""
+        return self.started_s + step * self.first_s + self.growth_s * step * (step - 1) / 2.0
+
+    def step_at(self, now: float) -> int:
+        """The step that runs, or just ends, at ``now``."""
+        low, high = 1, self.steps
+        while low < high:
+            middle = (low + high) // 2
+            if self.end_s(middle) >= now:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+
+class SimulatedReplica:
+    """Accepts sequences made of block ids, computes them one step after another, reports through events."""
+
+    __slots__ = ("_arrived", "_events", "_queue", "_run", "_scheduler", "_step_time", "_stepping")
+
+    def __init__(
+        self, scheduler: Scheduler, step_time: StepTime, queue: EventQueue, events: ReplicaEvents
+    ) -> None:
+        self._scheduler = scheduler
+        self._step_time = step_time
+        self._queue = queue
+        self._events = events
+        self._arrived: list[Sequence] = []
+        self._stepping = False
+        self._run: _DecodeRun | None = None
+
+    def accept(self, sequence: Sequence) -> None:
+        """A request arrives now; it is looked at when the running step is over."""
+        self._arrived.append(sequence)
+        if not self._stepping:
+            self._next_step()
+            return
+        run = self._run
+        if run is not None and (step := run.step_at(self._queue.now)) < run.steps:
+            run.steps = step
+            self._queue.at(run.end_s(step), self._run_done, run, step)
+
+    def load(self) -> LoadReport:
+        """The scheduler's gauges, with those counted as waiting whom it has not seen yet."""
+        report = self._scheduler.load()
+        if not self._arrived or report.waiting is None:
+            return report
+        return replace(report, waiting=report.waiting + len(self._arrived))
+
+    def _next_step(self) -> None:
+        scheduler = self._scheduler
+        if self._arrived:
+            for sequence in self._arrived:
+                try:
+                    scheduler.add(sequence)
+                except RequestTooLong:
+                    self._events.refused(sequence)
+            self._arrived.clear()
+        if not scheduler.has_work:
+            self._stepping = False
+            return
+        self._stepping = True
+        now = self._queue.now
+        steps = scheduler.steps_until_change()
+        if steps:
+            seconds = self._step_time.seconds
+            first_s = seconds(scheduler.decode_batch())
+            last_s = seconds(scheduler.decode_batch(steps - 1)) if steps > 1 else first_s
+            self._run = run = _DecodeRun(now, steps, first_s, last_s)
+            self._queue.at(run.end_s(steps), self._run_done, run, steps)
+            return
+        batch = scheduler.schedule()
+        self._queue.at(now + self._step_time.seconds(batch), self._step_done, batch)
+
+    def _step_done(self, batch: Batch) -> None:
+        finished = self._scheduler.commit(batch)
+        for row in batch.prefills:
+            if row.samples and row.sequence.output_tokens == 1:
+                self._events.first_token(row.sequence)
+        for sequence in finished:
+            self._events.finished(sequence)
+        self._next_step()
+
+    def _run_done(self, run: _DecodeRun, step: int) -> None:
+        if self._run is not run or run.steps != step:
+            return  # cut short: another event ended it
+        self._run = None
+        for sequence in self._scheduler.advance_decodes(step):
+            self._events.finished(sequence)
+        self._next_step()
