@@ -1,0 +1,134 @@
+"""A fleet on loopback made of child processes: replicas, and one router after another in front of them."""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+from sim.demo.chat_client import Message, stream_chat
+from sim.demo.processes import Child, ChildProcesses, free_ports
+
+LOAD_LIMIT_S = 120.0
+ROUTER_LIMIT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPlan:
+    """How every replica of the fleet is started."""
+
+    model: str
+    kv_tokens: int
+    """Tokens its KV cache holds."""
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class LocalReplica:
+    """A running replica."""
+
+    name: str
+    url: str
+    child: Child
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRouter:
+    """A running router."""
+
+    url: str
+    admin_url: str
+    child: Child
+
+
+async def start_replicas(
+    children: ChildProcesses, folder: Path, count: int, plan: ReplicaPlan, say: Callable[[str], None]
+) -> list[LocalReplica]:
+    """Start ``count`` replicas side by side and wait until each has its model; raises ``ChildError``."""
+    replicas = []
+    for number, port in enumerate(free_ports(count), 1):
+        name = f"replica-{number}"
+        config = folder / f"{name}.yaml"
+        config.write_text(yaml.safe_dump(replica_config(plan, port)), encoding="utf-8")
+        threads = str(plan.threads)
+        child = children.start(
+            name, ["replica", str(config)], {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        )
+        replicas.append(LocalReplica(name, f"http://127.0.0.1:{port}", child))
+
+    async def ready(replica: LocalReplica) -> None:
+        await children.wait_ready(replica.child, replica.url + "/health", LOAD_LIMIT_S)
+        say(f"{replica.name} is ready at {replica.url}")
+
+    await asyncio.gather(*(ready(replica) for replica in replicas))
+    return replicas
+
+
+def replica_config(plan: ReplicaPlan, port: int) -> dict[str, Any]:
+    """The config file of a replica on loopback."""
+    return {"model": plan.model, "listen": f"127.0.0.1:{port}", "kv_tokens": plan.kv_tokens}
+
+
+async def start_router(
+    children: ChildProcesses, folder: Path, replicas: Sequence[LocalReplica], policy: str
+) -> LocalRouter:
+    """Start a router with ``policy`` that knows nothing yet; raises ``ChildError``."""
+    listen, admin = (f"127.0.0.1:{port}" for port in free_ports(2))
+    config = folder / f"router-{policy}.yaml"
+    config.write_text(
+        yaml.safe_dump(
+            {
+                "listen": listen,
+                "admin": admin,
+                "replicas": [{"name": replica.name, "url": replica.url} for replica in replicas],
+                "policy": {"kind": policy},
+                "expose_routing": True,
+                "health": {"interval_s": 1.0},
+            }
+        ),
+        encoding="utf-8",
+    )
+    child = children.start(f"router-{policy}", ["serve", str(config)])
+    router = LocalRouter(f"http://{listen}", f"http://{admin}", child)
+    await children.wait_ready(child, router.url + "/readiness", ROUTER_LIMIT_S)
+    return router
+
+
+async def forget_prefixes(session: aiohttp.ClientSession, replicas: Sequence[LocalReplica]) -> None:
+    """Empty the prefix cache of every replica."""
+    for replica in replicas:
+        async with session.post(replica.url + "/reset_prefix_cache") as answer:
+            answer.raise_for_status()
+
+
+async def measure_prefill(
+    session: aiohttp.ClientSession, replicas: Sequence[LocalReplica], model: str, system: str
+) -> float:
+    """Seconds of prefill per token on an idle replica: the mean over the replicas of one cold prompt each.
+
+    A prompt before it, not measured, makes each replica allocate and compile what it needs.
+    """
+    costs = []
+    for replica in replicas:
+        answer = None
+        for salt in ("warm-up", "measured"):
+            # The salt comes first, so that the second prompt finds nothing of the first.
+            messages: list[Message] = [
+                {"role": "system", "content": f"{salt}\n{system}"},
+                {"role": "user", "content": "Hello!"},
+            ]
+            answer = await stream_chat(
+                session, replica.url, messages, model=model, max_tokens=2, timeout_s=LOAD_LIMIT_S
+            )
+        assert answer is not None
+        costs.append(answer.ttft_s / (answer.prompt_tokens - answer.cached_tokens))
+    return sum(costs) / len(costs)
+
+
+def threads_per_replica(replicas: int) -> int:
+    """An equal share of the cores, at least one."""
+    return max(1, (os.cpu_count() or 1) // replicas)

@@ -1,0 +1,78 @@
+"""Plays a script: every conversation in a task of its own, each turn sent when the last was answered."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from sim.demo.chat_client import ChatAnswer, ChatError, Message
+from sim.demo.conversation_script import Conversation
+
+Ask = Callable[[Sequence[Message]], Awaitable[ChatAnswer]]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One request of the script and what became of it."""
+
+    conversation: str
+    turn: int
+    in_burst: bool
+    sent_at_s: float
+    """Since the script began."""
+    took_s: float
+    """Until the answer or the error was complete."""
+    messages: tuple[Message, ...]
+    answer: ChatAnswer | None
+    error: str | None
+
+
+async def play(
+    script: Sequence[Conversation], ask: Ask, done: Callable[[RequestRecord], None]
+) -> list[RequestRecord]:
+    """Play ``script`` through ``ask``; ``done`` sees each record as it comes. In the order they were sent.
+
+    A conversation ends at its first error: its user has no answer to go on from.
+    """
+    began_at = time.monotonic()
+    records: list[RequestRecord] = []
+
+    def note(record: RequestRecord) -> None:
+        records.append(record)
+        done(record)
+
+    async with asyncio.TaskGroup() as tasks:
+        for conversation in script:
+            tasks.create_task(_converse(conversation, ask, note, began_at), name=conversation.name)
+    return sorted(records, key=lambda record: record.sent_at_s)
+
+
+async def _converse(
+    conversation: Conversation, ask: Ask, note: Callable[[RequestRecord], None], began_at: float
+) -> None:
+    await asyncio.sleep(conversation.starts_at_s)
+    messages: list[Message] = [{"role": "system", "content": conversation.system}]
+    for turn, (think_s, says) in enumerate(zip(conversation.think_s, conversation.turns, strict=True), 1):
+        await asyncio.sleep(think_s)
+        messages.append({"role": "user", "content": says})
+        sent_at = time.monotonic()
+        answer, error = None, None
+        try:
+            answer = await ask(messages)
+        except ChatError as failure:
+            error = str(failure)
+        note(
+            RequestRecord(
+                conversation=conversation.name,
+                turn=turn,
+                in_burst=conversation.in_burst,
+                sent_at_s=sent_at - began_at,
+                took_s=time.monotonic() - sent_at,
+                messages=tuple(messages),
+                answer=answer,
+                error=error,
+            )
+        )
+        if answer is None:
+            return
+        messages.append({"role": "assistant", "content": answer.text})

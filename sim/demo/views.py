@@ -1,0 +1,163 @@
+"""How the demo shows itself: a live picture on a terminal, plain lines elsewhere."""
+
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from sim.demo.play_script import RequestRecord
+from sim.demo.run_board import RunBoard
+
+REASON_STYLES = {"warm": "green", "spill": "yellow", "cold": "cyan", "retry": "red", "panic": "red"}
+
+
+class View(Protocol):
+    """What a run tells about itself."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def say(self, text: str) -> None:
+        """One line about what happens now."""
+
+    def changed(self, board: RunBoard, record: RequestRecord | None = None) -> None:
+        """The board has changed; ``record`` is the request that did it, if one did."""
+
+
+class PlainView:
+    """One line per event, for pipes and logs."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        """Print it."""
+        self._print(text)
+
+    def changed(self, board: RunBoard, record: RequestRecord | None = None) -> None:
+        """Print the request; the fleet's own figures change too often for lines."""
+        if record is not None:
+            self._print(f"{board.policy} {board.done:3d}/{board.total_requests}  {_line(board, record)}")
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class LiveView:
+    """A picture that is drawn again as things change; what was said stays above it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, refresh_per_second=8, transient=True)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Print it above the picture."""
+        self._console.print(text, markup=False, highlight=False)
+
+    def changed(self, board: RunBoard, record: RequestRecord | None = None) -> None:
+        """Draw the board."""
+        self._live.update(Group(_head(board), _replica_table(board), _recent_table(board)))
+
+
+def make_view(console: Console) -> View:
+    """The live picture if ``console`` is a terminal, lines otherwise."""
+    return LiveView(console) if console.is_terminal else PlainView(console)
+
+
+def _line(board: RunBoard, record: RequestRecord) -> str:
+    when = f"{record.sent_at_s + record.took_s:6.1f} s  {record.conversation} turn {record.turn}"
+    answer = record.answer
+    if answer is None:
+        return f"{when}: FAILED, {record.error}"
+    where = ""
+    if (routing := answer.routing) is not None:
+        where = f" -> {routing.replica} {routing.reason} (matched {routing.matched_tokens})"
+    return (
+        f"{when}{where}: {answer.cached_tokens} of {answer.prompt_tokens} tokens cached, "
+        f"saves {board.saved_ms(answer.cached_tokens):.0f} ms, TTFT {answer.ttft_s * 1_000:.0f} ms"
+    )
+
+
+def _head(board: RunBoard) -> Table:
+    head = Table.grid(padding=(0, 2))
+    head.add_row(
+        Text(f"policy {board.policy}", style="bold"),
+        ProgressBar(total=board.total_requests, completed=board.done, width=30),
+        f"{board.done}/{board.total_requests} requests",
+        f"{board.elapsed_s:.0f} s",
+        f"cached {board.hit_share:.0%}",
+        f"saved {board.total_saved_ms / 1_000:.1f} s of prefill",
+        f"spills {board.spills}",
+        Text(f"errors {board.errors}", style="red" if board.errors else "dim"),
+    )
+    return head
+
+
+def _replica_table(board: RunBoard) -> Table:
+    table = Table(title="replicas", title_justify="left")
+    table.add_column("replica")
+    for name in ("queue", "decoding", "wait ms", "index tokens", "requests", "hit share"):
+        table.add_column(name, justify="right")
+    for name, replica in board.replicas.items():
+        table.add_row(
+            name,
+            str(replica.queued),
+            str(replica.decoding),
+            f"{replica.wait_ms:.0f}",
+            str(replica.index_tokens),
+            str(replica.requests),
+            f"{replica.hit_share:.0%}",
+        )
+    return table
+
+
+def _recent_table(board: RunBoard) -> Table:
+    table = Table(title="latest decisions", title_justify="left")
+    for name in ("conversation", "turn", "replica", "reason"):
+        table.add_column(name)
+    for name in ("matched", "cached / prompt", "saved ms", "TTFT ms"):
+        table.add_column(name, justify="right")
+    for record in reversed(board.recent):
+        answer = record.answer
+        if answer is None:
+            table.add_row(
+                record.conversation, str(record.turn), "", Text("failed", style="red"), "", "", "", ""
+            )
+            continue
+        routing = answer.routing
+        reason = routing.reason if routing is not None else ""
+        table.add_row(
+            record.conversation,
+            str(record.turn),
+            routing.replica if routing is not None else "",
+            Text(reason, style=REASON_STYLES.get(reason, "")),
+            str(routing.matched_tokens) if routing is not None else "",
+            f"{answer.cached_tokens} / {answer.prompt_tokens}",
+            f"{board.saved_ms(answer.cached_tokens):.0f}",
+            f"{answer.ttft_s * 1_000:.0f}",
+        )
+    return table
