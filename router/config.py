@@ -80,9 +80,16 @@ class ReplicaConfig(_Section):
 class PolicyConfig(_Section):
     """Which rule chooses the replica."""
 
-    kind: Literal["predicted_finish", "prefix_affinity", "least_loaded", "power_of_two", "round_robin"] = (
-        "predicted_finish"
-    )
+    kind: Literal[
+        "predicted_finish",
+        "prefix_affinity",
+        "least_loaded",
+        "power_of_two",
+        "session",
+        "bounded_hash",
+        "round_robin",
+        "random",
+    ] = "predicted_finish"
     price: Annotated[float, Field(ge=0, le=100)] | None = None
     """``prefix_affinity``: how many times its own saved milliseconds a request may wait on top."""
     measure: Literal["in_flight", "outstanding_tokens", "wait"] | None = None

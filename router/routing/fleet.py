@@ -24,6 +24,7 @@ from router.routing.view import Policy, RoutingRequest
 ARRIVALS_WINDOW_S = 20.0
 AVERAGE_OVER_REQUESTS = 200
 MODELS_REMEMBERED = 256
+ROUTE_KEY_TOKENS = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +267,9 @@ class Fleet:
             prompt_tokens=prompt_tokens,
             matched_tokens=matched,
             session=session,
-            route_key=keys[-1] if keys else 0,
+            route_key=keys[min(len(keys), prompt.layout.blocks(int(ROUTE_KEY_TOKENS / ratio)) or 1) - 1]
+            if keys
+            else None,
             arrivals_per_replica_s=self.arrivals_per_s(now) / count,
             fleet_utilization=self._utilization(now),
             decode_price=self.decode_price,
@@ -445,12 +448,7 @@ class Fleet:
         if not self._use_index or not prompt.keys:
             return
         ratio = self.token_ratio.tokens_per_unit
-        blocks = 0
-        while (
-            blocks < len(prompt.keys)
-            and int(prompt.layout.end(blocks + 1) * ratio) <= flight.decision.matched_tokens
-        ):
-            blocks += 1
+        blocks = prompt.layout.blocks(int((flight.decision.matched_tokens + 1) / ratio))
         self.index.truncate(flight.replica.index, prompt.keys, blocks)
 
     # --- what replicas tell, what the operator wants ---------------------------------------------

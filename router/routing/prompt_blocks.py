@@ -7,6 +7,7 @@ head, where prompts part ways, doubling every 32 blocks, so that 2 / 32 / 256 Ki
 A block's key is chained: it names the block and everything before it, in all 64 bits.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
@@ -32,6 +33,9 @@ class BlockLayout(Protocol):
     def end(self, blocks: int) -> int:
         """Units in the first ``blocks`` blocks."""
 
+    def blocks(self, units: int) -> int:
+        """Whole blocks in the first ``units`` units."""
+
 
 class TextLayout:
     """Blocks of canonical text; units are bytes.
@@ -43,6 +47,10 @@ class TextLayout:
     def end(self, blocks: int) -> int:
         """Bytes in the first ``blocks`` blocks."""
         return _BLOCK_ENDS[blocks]
+
+    def blocks(self, units: int) -> int:
+        """Whole blocks in the first ``units`` bytes."""
+        return bisect_right(_BLOCK_ENDS, units) - 1
 
 
 class UniformLayout:
@@ -58,6 +66,10 @@ class UniformLayout:
     def end(self, blocks: int) -> int:
         """Tokens in the first ``blocks`` blocks."""
         return blocks * self._block_tokens
+
+    def blocks(self, units: int) -> int:
+        """Whole blocks in the first ``units`` tokens."""
+        return units // self._block_tokens
 
 
 TEXT_LAYOUT = TextLayout()

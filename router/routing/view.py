@@ -87,7 +87,7 @@ class RoutingRequest:
         prompt_tokens: int,
         matched_tokens: Sequence[int],
         session: str | None = None,
-        route_key: int = 0,
+        route_key: int | None = None,
         arrivals_per_replica_s: float = 0.0,
         fleet_utilization: float = 0.0,
         decode_price: float = 0.0,
@@ -99,7 +99,7 @@ class RoutingRequest:
         """By replica index: prompt tokens the index believes are cached there."""
         self.session = session
         self.route_key = route_key
-        """A deep key of the prompt's prefix, for policies that hash."""
+        """The block key about 1,024 tokens in, for policies that hash; ``None`` without a block."""
         self.arrivals_per_replica_s = arrivals_per_replica_s
         self.fleet_utilization = fleet_utilization
         self.later_arrivals_per_s = arrivals_per_replica_s / (1.0 - fleet_utilization)

@@ -1,6 +1,8 @@
 """One contract for all policies, and for each policy exactly what it promises."""
 
+import random
 from collections import Counter
+from math import ceil
 
 import pytest
 from hypothesis import given, settings
@@ -8,8 +10,11 @@ from hypothesis import strategies as st
 
 from router.routing.decision import Reason
 from router.routing.policies import POLICIES
+from router.routing.policies.bounded_hash import BoundedHash
 from router.routing.policies.least_loaded import LeastLoaded
+from router.routing.policies.load_measure import LOAD_MEASURES
 from router.routing.policies.prefix_affinity import PrefixAffinity
+from router.routing.policies.session import Session
 from router.routing.view import RoutingRequest
 from tests.router.candidates import FakeCandidate, FakeCost, FakeLedger, fleets, policy, request
 
@@ -75,10 +80,6 @@ def test_round_robin_goes_on_when_one_leaves() -> None:
 @given(case=fleets())
 @settings(deadline=None, max_examples=60)
 def test_least_loaded_chooses_no_busier_one(measure: str, case: Case) -> None:
-    import random
-
-    from router.routing.policies.load_measure import LOAD_MEASURES
-
     asked, candidates = case
     chosen = LeastLoaded(random.Random(1), measure).choose(asked, candidates).replica
     load = LOAD_MEASURES[measure]
@@ -100,6 +101,57 @@ def test_power_of_two_never_takes_the_busiest_alone() -> None:
     assert counts[2] == 0 and counts[0] > counts[1] > 0
 
 
+# --- hashing: session and bounded_hash ------------------------------------------------------------
+
+
+def ask(kind: str, key: int) -> RoutingRequest:
+    asked = request(2_000, [0] * 8)
+    if kind == "session":
+        asked.session = f"session-{key}"
+    else:
+        asked.route_key = key * 7_919 + 1
+    return asked
+
+
+@pytest.mark.parametrize("kind", ["session", "bounded_hash"])
+class TestHashing:
+    def test_one_key_one_replica_and_keys_spread(self, kind: str) -> None:
+        chooser, candidates = policy(kind), [FakeCandidate(index) for index in range(4)]
+        homes = [chooser.choose(ask(kind, key), candidates).replica for key in range(2_000)]
+        assert homes == [chooser.choose(ask(kind, key), candidates).replica for key in range(2_000)]
+        assert max(Counter(homes).values()) < 1.25 * min(Counter(homes).values())
+
+    def test_only_the_keys_of_a_replica_that_leaves_move(self, kind: str) -> None:
+        chooser, candidates = policy(kind), [FakeCandidate(index) for index in range(4)]
+        before = [chooser.choose(ask(kind, key), candidates).replica for key in range(500)]
+        after = [chooser.choose(ask(kind, key), candidates[:3]).replica for key in range(500)]
+        assert [a for a, b in zip(after, before, strict=True) if b != 3] == [b for b in before if b != 3]
+
+    @pytest.mark.parametrize("bound", [1.0, 1.25, 2.0])
+    def test_a_heavy_key_is_bounded(self, kind: str, bound: float) -> None:
+        chooser = {"session": Session, "bounded_hash": BoundedHash}[kind](random.Random(1), bound)
+        candidates = [FakeCandidate(index) for index in range(4)]
+        for sent in range(100):  # all one key, nothing finishes
+            decision = chooser.choose(ask(kind, 1), candidates)
+            candidates[decision.replica].ledger.queued += 1
+            most = max(candidate.ledger.queued for candidate in candidates)
+            assert most <= ceil(bound * (sent + 1) / 4)
+
+    def test_weights_share_in_proportion(self, kind: str) -> None:
+        chooser = policy(kind)
+        candidates = [FakeCandidate(0, weight=3.0), FakeCandidate(1)]
+        counts = Counter(chooser.choose(ask(kind, key), candidates).replica for key in range(4_000))
+        assert counts[0] / counts[1] == pytest.approx(3.0, rel=0.15)
+
+
+def test_no_session_is_not_one_session() -> None:
+    candidates = [FakeCandidate(index) for index in range(4)]
+    for empty in (None, ""):
+        asked, chooser = request(100, [0] * 4), policy("session")
+        asked.session = empty
+        assert len({chooser.choose(asked, candidates).replica for _ in range(100)}) == 4
+
+
 # --- prefix affinity: the spill threshold ---------------------------------------------------------
 
 
@@ -114,8 +166,6 @@ def spill_case(home_wait: float, *, saved_tokens: int = 2_900) -> tuple[RoutingR
     ("price", "wait_ms", "stays"), [(0, 60, True), (0, 120, False), (1, 120, True), (1, 200, False)]
 )
 def test_the_worked_example_of_the_spill_threshold(price: float, wait_ms: float, stays: bool) -> None:
-    import random
-
     asked, candidates = spill_case(wait_ms / 1_000)
     decision = PrefixAffinity(random.Random(1), price).choose(asked, candidates)
     assert decision.replica == (0 if stays else 1)
@@ -128,8 +178,6 @@ def test_the_worked_example_of_the_spill_threshold(price: float, wait_ms: float,
 @given(case=fleets(), price=st.sampled_from([0.0, 1.0, 2.5]))
 @settings(deadline=None)
 def test_home_is_left_only_beyond_the_threshold(case: Case, price: float) -> None:
-    import random
-
     asked, candidates = case
     decision = PrefixAffinity(random.Random(1), price).choose(asked, candidates)
     longest = max(asked.matched_tokens)
