@@ -3,9 +3,9 @@
 All figures are over the *measured* requests: those sent after the warm-up, the first ``warmup_share`` of the
 time in which requests are sent. A cache that is still empty says nothing about a router.
 
-``in_slo_share``: a request is in SLO if it had no error, its TTFT is at most ``slo ttft`` plus the unloaded cold
-prefill of its prompt, and its decode time at most ``1 s + slo tpot * (output tokens - 1)``: somebody who reads a
-token per ``slo tpot`` and is a second behind never waits.
+``in_slo_share``: a request is in SLO if it had no error, its TTFT is at most ``slo ttft`` plus the unloaded
+cold prefill of its prompt, and its decode time at most ``1 s + slo tpot * (output tokens - 1)``: who reads a
+token per ``slo tpot``, a second behind, never waits.
 
 Percentiles are values that occurred (nearest rank): p99 of 250 requests is the third largest.
 """

@@ -1,0 +1,89 @@
+"""Argument types and arguments that ``simulate`` and ``replay`` have in common."""
+
+import argparse
+from collections.abc import Callable
+
+from sim.workload.sources import CHAT_MIX, SHIPPED_TRACE
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """An argparse type: a whole number, ``least`` or more."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text.replace("_", "").replace(",", ""))
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number, {least} or more")
+        return value
+
+    return parse
+
+
+def number(least: float, *, above: bool = False, most: float = float("inf")) -> Callable[[str], float]:
+    """An argparse type: a finite number from ``least`` (or ``above`` it) to ``most``."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not (value > least if above else value >= least) or value > most or value == float("inf"):
+            limits = f"{'above' if above else 'at least'} {least:g}"
+            if most < float("inf"):
+                limits += f" and at most {most:g}"
+            raise argparse.ArgumentTypeError(f"{text!r}; expected a number, {limits}")
+        return value
+
+    return parse
+
+
+def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which requests, how many of them, and what is measured."""
+    parser.add_argument(
+        "--trace",
+        default=SHIPPED_TRACE,
+        metavar="FILE",
+        help=f"trace as JSON lines, plain or gzip; or {SHIPPED_TRACE} (1,000 requests of Mooncake's "
+        f"conversation trace, in the package) or {CHAT_MIX} (a seeded mix of chats); default %(default)s",
+    )
+    parser.add_argument(
+        "--block-size",
+        type=whole_number(1),
+        metavar="TOKENS",
+        help="tokens per block id (default: the usual size that agrees with the lengths)",
+    )
+    parser.add_argument(
+        "--requests", type=whole_number(1), metavar="N", help="only the first N requests of the trace"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of everything random (default %(default)s)")
+    parser.add_argument(
+        "--think",
+        type=number(0.0),
+        default=1.0,
+        metavar="S",
+        help="mean pause before a turn, seconds, for session traces that tell none (default %(default)s)",
+    )
+    parser.add_argument(
+        "--warmup",
+        type=number(0.0, most=0.99),
+        default=0.25,
+        metavar="SHARE",
+        help="share of the sending time that is not measured (default %(default)s)",
+    )
+    parser.add_argument(
+        "--slo-ttft-ms",
+        type=number(0.0, above=True),
+        default=1000.0,
+        metavar="MS",
+        help="first token allowed this late, on top of the prompt's cold prefill (default %(default)g)",
+    )
+    parser.add_argument(
+        "--slo-tpot-ms",
+        type=number(0.0, above=True),
+        default=50.0,
+        metavar="MS",
+        help="time per output token allowed (default %(default)g)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON array instead of the table")

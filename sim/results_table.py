@@ -1,0 +1,80 @@
+"""Results for people: one table, one row per policy, best figures in bold."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from sim.results import Result
+
+PLAIN_WIDTH = 132
+"""Columns of output that is no terminal: wide enough for the whole table."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    header: str
+    value: Callable[[Result], float | None]
+    digits: int
+    best: Callable[[Sequence[float]], float] | None
+    rank: int
+    """On a narrow terminal the columns of highest rank are left out."""
+
+
+_COLUMNS = (
+    _Column("TTFT s\nmean", lambda result: result.ttft_s.mean, 2, min, 0),
+    _Column("\np50", lambda result: result.ttft_s.p50, 2, min, 2),
+    _Column("\np99", lambda result: result.ttft_s.p99, 2, min, 0),
+    _Column("E2E s\nmean", lambda result: result.e2e_s.mean, 2, min, 0),
+    _Column("\np99", lambda result: result.e2e_s.p99, 2, min, 4),
+    _Column("TPOT ms\np50", lambda result: result.tpot_ms.p50, 1, min, 1),
+    _Column("\np99", lambda result: result.tpot_ms.p99, 1, min, 4),
+    _Column("cached\nshare", lambda result: result.cached_share, 3, max, 0),
+    _Column("of\nideal", lambda result: _of_ideal(result), 3, max, 5),
+    _Column("in\nSLO", lambda result: result.in_slo_share, 3, max, 0),
+    _Column("work\nmax/mean", lambda result: result.max_over_mean_work, 2, None, 3),
+    _Column("\nspills", lambda result: float(result.spills), 0, None, 1),
+    _Column("\nerrors", lambda result: float(result.errors), 0, None, 0),
+)
+
+
+def results_table(results: Sequence[Result], console: Console) -> Table:
+    """A table of ``results`` that fits ``console``; a dash stands for what could not be measured."""
+    table = Table()
+    for most in range(max(column.rank for column in _COLUMNS), -1, -1):
+        table = _table(results, [column for column in _COLUMNS if column.rank <= most])
+        if Measurement.get(console, console.options, table).maximum <= console.width:
+            break
+    return table
+
+
+def _table(results: Sequence[Result], columns: Sequence[_Column]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column("\npolicy", no_wrap=True)
+    rows = [[result.policy] for result in results]
+    for column in columns:
+        table.add_column(column.header, justify="right", no_wrap=True)
+        values = [column.value(result) for result in results]
+        known = [value for value in values if value is not None]
+        best = column.best(known) if column.best and len(known) > 1 else None
+        for row, value in zip(rows, values, strict=True):
+            text = "-" if value is None else f"{value:,.{column.digits}f}"
+            row.append(f"[bold]{text}[/bold]" if value is not None and value == best else text)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def table_console() -> Console:
+    """Standard output as rich sees it; wide where it is a file or a pipe."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(width=PLAIN_WIDTH, highlight=False)
+
+
+def _of_ideal(result: Result) -> float | None:
+    if result.cached_share is None or not result.ideal_cached_share:
+        return None
+    return result.cached_share / result.ideal_cached_share
