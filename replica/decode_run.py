@@ -46,12 +46,15 @@ def steps_that_fit(running: Sequences[Sequence], cache: PrefixCache, steps: int)
     return fits
 
 
-def steps_until_publication(sequence: Sequence, block_size: int) -> int:
-    """Decode steps until the sequence publishes its next block; its remaining tokens if it never does."""
-    block = sequence.published_blocks
-    if sequence.id_block_size is not None and block >= len(sequence.block_hashes):
-        return sequence.max_tokens - sequence.output_tokens
-    return (block + 1) * block_size + 1 - sequence.total_tokens
+def steps_until_publication(running: Sequences[Sequence], cache: PrefixCache, steps: int) -> int:
+    """The step after which somebody publishes a block, at most ``steps``."""
+    if not cache.enabled:
+        return steps
+    for sequence in running:
+        block = sequence.published_blocks
+        if sequence.id_block_size is None or block < len(sequence.block_hashes):
+            steps = min(steps, (block + 1) * cache.block_size + 1 - sequence.total_tokens)
+    return steps
 
 
 def changes(running: Sequences[Sequence], cache: PrefixCache, steps: int) -> list[Change]:

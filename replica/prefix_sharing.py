@@ -39,22 +39,5 @@ def defer(sequence: Sequence, missing_block: int, prefilling: Iterable[Sequence]
                     return False
                 sequence.deferrals += 1
                 sequence.deferred_admission = owner.admission
-            sequence.deferred_to = owner
-            sequence.deferred_block = missing_block
             return True
-    return False
-
-
-def still_deferred(sequence: Sequence) -> bool:
-    """Whether the block it waits for is still to come; O(1), asked in every step."""
-    owner = sequence.deferred_to
-    if owner is None:
-        return False
-    if (
-        owner.prefilling
-        and owner.admission == sequence.deferred_admission
-        and owner.published_blocks <= sequence.deferred_block
-    ):
-        return True
-    sequence.deferred_to = None
     return False

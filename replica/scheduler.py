@@ -27,7 +27,7 @@ from replica.contract.load_report import LoadReport
 from replica.decode_run import changes, steps_that_fit, steps_until_publication
 from replica.kv_cache.prefix_cache import PrefixCache
 from replica.limits import RequestTooLong, SchedulerLimits
-from replica.prefix_sharing import defer, still_deferred
+from replica.prefix_sharing import defer
 from replica.sequence import Sequence, Status
 
 __all__ = ["RequestTooLong", "Scheduler", "SchedulerLimits"]
@@ -107,7 +107,6 @@ class Scheduler:
         sequence.status = Status.FINISHED
         sequence.finish_reason = reason
         sequence.prefilling = False
-        sequence.deferred_to = None
 
     def abort(self, request_id: str) -> Sequence | None:
         """End a request wherever it is, with reason "abort"; None when it is not here (any more)."""
@@ -210,8 +209,7 @@ class Scheduler:
             first = self.waiting[0]
             if self.cache.fits(first, self.cache.match(first), self.limits.spare_blocks):
                 return 0
-            size = self.cache.block_size
-            steps = min(steps, *(steps_until_publication(sequence, size) for sequence in running))
+            steps = steps_until_publication(running, self.cache, steps)
         return steps_that_fit(running, self.cache, steps)
 
     def decode_batch(self, ahead: int = 0) -> Batch:
@@ -309,9 +307,6 @@ class Scheduler:
         running = self.running
         while budget > 0 and len(running) < self.limits.max_running and place < len(self.waiting):
             sequence = self.waiting[place]
-            if still_deferred(sequence):
-                place += 1
-                continue
             matched = self.cache.match(sequence)
             if self.cache.enabled and defer(sequence, len(matched), prefilling, self.cache.block_size):
                 place += 1

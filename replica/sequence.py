@@ -42,8 +42,6 @@ class Sequence:
         "computed_tokens",
         "deferrals",
         "deferred_admission",
-        "deferred_block",
-        "deferred_to",
         "finish_reason",
         "id_block_size",
         "max_tokens",
@@ -118,8 +116,6 @@ class Sequence:
         self.published_blocks = 0
         # The scheduler's notes on waiting for somebody else's prefill.
         self.admission = 0
-        self.deferred_to: Sequence | None = None
-        self.deferred_block = 0
         self.deferred_admission = 0
         self.deferrals = 0
 
