@@ -1,0 +1,187 @@
+"""Where a message's body ends, whatever way its bytes are cut: by length, by chunks, at the close.
+
+Each framing is fed raw bytes and answers how many of them belong to the message; the payload inside is
+collected for those who ask. Nothing is copied that is not asked for. RFC 9112, sections 6 and 7.
+"""
+
+import re
+from typing import Protocol
+
+MAX_SIZE_LINE_BYTES = 4096
+MAX_TRAILER_BYTES = 16 * 1024
+
+_SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
+_TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
+
+
+class FramingError(Exception):
+    """The body's bytes are not what its head promised."""
+
+
+class Framing(Protocol):
+    """The common face of the framings."""
+
+    done: bool
+    """The whole body was seen."""
+
+    def take(self, data: bytes, start: int, payload: list[bytes] | None) -> int:
+        """Offset after the last byte of ``data[start:]`` that is the body's.
+
+        The payload seen is appended to ``payload``. Raises ``FramingError``.
+        """
+
+
+class NoBody:
+    """No bytes at all: HEAD, 204, 304, a length of 0."""
+
+    __slots__ = ("done",)
+
+    def __init__(self) -> None:
+        self.done = True
+
+    def take(self, data: bytes, start: int, payload: list[bytes] | None) -> int:
+        """Nothing is the body's."""
+        return start
+
+
+class LengthBody:
+    """So many bytes."""
+
+    __slots__ = ("_left", "done")
+
+    def __init__(self, length: int) -> None:
+        self._left = length
+        self.done = length == 0
+
+    def take(self, data: bytes, start: int, payload: list[bytes] | None) -> int:
+        """See ``Framing``."""
+        size = len(data) - start
+        if size < self._left:
+            self._left -= size
+            end = len(data)
+        else:
+            end = start + self._left
+            self._left = 0
+            self.done = True
+        if payload is not None:
+            payload.append(data[start:end])
+        return end
+
+
+class UntilCloseBody:
+    """All that comes until the sender closes. ``done`` is set by who sees the close."""
+
+    __slots__ = ("done",)
+
+    def __init__(self) -> None:
+        self.done = False
+
+    def take(self, data: bytes, start: int, payload: list[bytes] | None) -> int:
+        """See ``Framing``."""
+        if payload is not None:
+            payload.append(data[start:] if start else data)
+        return len(data)
+
+
+class ChunkedBody:
+    r"""Chunks, a last chunk of size 0, trailers, an empty line.
+
+    >>> body, payload = ChunkedBody(), []
+    >>> data = b"5;x=1\r\nhello\r\n0\r\nA: b\r\n\r\nnext"
+    >>> data[body.take(data, 0, payload):], body.done, payload
+    (b'next', True, [b'hello'])
+    """
+
+    __slots__ = ("_left", "_line", "_state", "_trailer_bytes", "done", "last_chunk_at", "trailers")
+
+    _SIZE, _DATA, _DATA_END, _TRAILER = range(4)
+
+    def __init__(self) -> None:
+        self._state = self._SIZE
+        self._left = 0
+        self._line = b""
+        """The beginning of a line whose end has not come yet."""
+        self._trailer_bytes = 0
+        self.done = False
+        self.last_chunk_at: int | None = None
+        """Where in the last ``take``'s data the chunk of size 0 began, if it began there."""
+        self.trailers = False
+
+    @property
+    def at_boundary(self) -> bool:
+        """Between two chunks: another one could be inserted here."""
+        return self._state == self._SIZE and not self._line
+
+    def take(self, data: bytes, start: int, payload: list[bytes] | None) -> int:
+        """See ``Framing``. Raises ``FramingError``."""
+        at, size = start, len(data)
+        self.last_chunk_at = None
+        while at < size:
+            state = self._state
+            if state == self._SIZE:
+                match = _SIZE_LINE.match(data, at) if not self._line else None
+                if match is not None:
+                    began, length = at, int(match[1], 16)
+                    at = match.end()
+                else:
+                    began = at if not self._line else -1
+                    line, at = self._read_line(data, at, MAX_SIZE_LINE_BYTES)
+                    if line is None:
+                        return at
+                    match = _SIZE_LINE.fullmatch(line)
+                    if match is None:
+                        raise FramingError("chunk size")
+                    length = int(match[1], 16)
+                if not length:
+                    self._state = self._TRAILER
+                    self.last_chunk_at = began if began >= 0 else None
+                    continue
+                end = at + length
+                if (
+                    end + 2 <= size and data[end] == 13 and data[end + 1] == 10
+                ):  # whole chunk here: the usual case
+                    if payload is not None:
+                        payload.append(data[at:end])
+                    at = end + 2
+                    continue
+                self._left = length
+                self._state = self._DATA
+            elif state == self._DATA:
+                end = min(size, at + self._left)
+                if payload is not None:
+                    payload.append(data[at:end])
+                self._left -= end - at
+                at = end
+                if not self._left:
+                    self._state = self._DATA_END
+            elif state == self._DATA_END:
+                line, at = self._read_line(data, at, 2)
+                if line is None:
+                    return at
+                if line != b"\r\n":
+                    raise FramingError("chunk end")
+                self._state = self._SIZE
+            else:
+                line, at = self._read_line(data, at, MAX_TRAILER_BYTES)
+                if line is None:
+                    return at
+                if line == b"\r\n":
+                    self.done = True
+                    return at
+                self._trailer_bytes += len(line)
+                self.trailers = True
+                if self._trailer_bytes > MAX_TRAILER_BYTES or not _TRAILER_LINE.fullmatch(line):
+                    raise FramingError("trailer")
+        return at
+
+    def _read_line(self, data: bytes, at: int, limit: int) -> tuple[bytes | None, int]:
+        """The line that ends in ``data``, its LF included, or None if it goes on; and the offset after it."""
+        end = data.find(b"\n", at, at + limit) + 1
+        if not end:
+            self._line += data[at:]
+            if len(self._line) >= limit or (limit == 2 and self._line != b"\r"):
+                raise FramingError("line too long")
+            return None, len(data)
+        line = self._line + data[at:end]
+        self._line = b""
+        return line, end

@@ -1,0 +1,305 @@
+"""One client's connection: its requests are served one at a time, in order, and its answers written.
+
+Reading goes on while a request is served, into a small buffer, so that a client's leaving is noticed at
+once and not at the next write.
+"""
+
+import asyncio
+import logging
+import socket
+import struct
+from enum import Enum, auto
+from typing import TYPE_CHECKING, cast
+
+from router.proxy.exchange import Exchange
+from router.proxy.own_routes import is_routed, own_answer
+from router.proxy.request_head import ClientError, ForwardedAs, RequestHead
+from router.proxy.request_reader import Expecting, RequestReader
+from router.proxy.router_error import REQUEST_TIMEOUT, TOO_MANY_CONNECTIONS, RouterError, error_answer
+from router.proxy.settings import ProxySettings
+
+if TYPE_CHECKING:
+    from router.proxy.data_plane import DataPlane
+
+logger = logging.getLogger("warmroute.proxy")
+
+AHEAD_BYTES = 64 * 1024
+"""Read ahead of the request being served, at most (and one read more)."""
+WRITE_HIGH_BYTES = 64 * 1024
+LINGER_S = 5.0
+"""After a refusal the rest of the request is read and thrown away for so long: closing on unread bytes
+would reset the connection and take the refusal with it."""
+_TCP_OVER = (7, 8)
+"""tcp_info.tcpi_state on Linux: CLOSE (after a reset), CLOSE_WAIT (the peer has sent its FIN)."""
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class Phase(Enum):
+    """What the connection is doing."""
+
+    READING = auto()
+    """A request, or waiting for one."""
+    SERVING = auto()
+    LINGERING = auto()
+    """Refused; what still comes is thrown away."""
+    CLOSING = auto()
+
+
+class ClientConnection(asyncio.Protocol):
+    """One client's connection."""
+
+    __slots__ = (
+        "_expecting",
+        "_forwarded_as",
+        "_forwarded_by",
+        "_phase",
+        "_plane",
+        "_pumping",
+        "_reader",
+        "_reading_paused",
+        "_since",
+        "_unwritten",
+        "_unwritten_since",
+        "exchange",
+        "keep_alive",
+        "transport",
+        "write_paused",
+    )
+
+    def __init__(self, plane: "DataPlane") -> None:
+        self._plane = plane
+        self.transport: asyncio.Transport
+        self.exchange: Exchange | None = None
+        """The request being served by a replica."""
+        self.keep_alive = True
+        """The connection stays open after the answer to the current request."""
+        self.write_paused = False
+        self._phase = Phase.READING
+        self._reader = RequestReader()
+        self._pumping = False
+        self._reading_paused = False
+        self._since: float | None = None
+        """When the client last did what it is waited for; the first sweep after that sets it."""
+        self._unwritten = 0
+        self._unwritten_since = 0.0
+        self._forwarded_as: ForwardedAs | None = None
+        self._forwarded_by: ProxySettings | None = None
+
+    # --- from the transport ----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(WRITE_HIGH_BYTES)
+        if not self._plane.client_opened(self):
+            self._refuse(TOO_MANY_CONNECTIONS)
+
+    def data_received(self, data: bytes) -> None:
+        phase = self._phase
+        if phase is Phase.READING:
+            reader = self._reader
+            reader.feed(data)
+            if reader.expecting is not Expecting.HEAD:
+                self._since = None
+            self._pump()
+        elif phase is Phase.SERVING:
+            reader = self._reader
+            reader.feed(data)
+            if len(reader.buffer) > AHEAD_BYTES and not self._reading_paused:
+                self._reading_paused = True
+                self.transport.pause_reading()
+
+    def eof_received(self) -> None:
+        self._gone()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._gone()
+        self._plane.client_lost(self)
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+        if self.exchange is not None:
+            self.exchange.client_paused()
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        if self.exchange is not None:
+            self.exchange.client_resumed()
+        elif self._phase is Phase.READING:
+            self._pump()
+
+    def _gone(self) -> None:
+        """The client left, or half of it: one that sends nothing more is not waited for."""
+        self._phase = Phase.CLOSING
+        if self.exchange is not None:
+            self.exchange.client_gone()
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Serve what has been read, one request after the other, until one has to wait."""
+        if self._pumping:
+            return
+        self._pumping = True
+        reader = self._reader
+        settings = self._plane.service.settings
+        try:
+            while reader.buffer and self._phase is Phase.READING and not self.write_paused:
+                request = reader.next_request(
+                    header_limit=settings.header_bytes, body_limit=settings.body_bytes
+                )
+                if request is None:
+                    if reader.expecting is Expecting.BODY:
+                        self._since = None
+                    if reader.wants_continue:
+                        reader.wants_continue = False
+                        self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                    break
+                self._serve(*request)
+        except ClientError as error:
+            self._refuse(error.error)
+        except Exception:
+            logger.exception("a fault of the router's own")
+            if self.exchange is not None:
+                self.exchange.failed_inside()
+            else:
+                self.transport.abort()
+        finally:
+            self._pumping = False
+        if self._reading_paused and len(reader.buffer) <= AHEAD_BYTES:
+            self._reading_paused = False
+            self.transport.resume_reading()
+
+    def _serve(self, head: RequestHead, body: bytes) -> None:
+        service = self._plane.service
+        self.keep_alive = head.keep_alive and not service.shutting_down
+        request_id = head.request_id or service.new_request_id()
+        if is_routed(head):
+            self._phase = Phase.SERVING
+            after_host = self._forwarding(service.settings).head_after_host(head, request_id, len(body))
+            exchange = self.exchange = Exchange(service, self, head, body, request_id, after_host)
+            exchange.start()
+        else:
+            self.transport.write(own_answer(service, head, request_id, keep_alive=self.keep_alive))
+            self._answered()
+
+    def _forwarding(self, settings: ProxySettings) -> ForwardedAs:
+        """How this connection's requests are forwarded under ``settings``."""
+        forwarded = self._forwarded_as
+        if forwarded is None or self._forwarded_by is not settings:
+            peer = self.transport.get_extra_info("peername")
+            address = peer[0].encode("ascii", "ignore") if isinstance(peer, tuple) and peer else b""
+            scheme = b"https" if self.transport.get_extra_info("ssl_object") is not None else b"http"
+            forwarded = ForwardedAs(address, scheme, settings.api_key, settings.forward_client_key)
+            self._forwarded_as, self._forwarded_by = forwarded, settings
+        return forwarded
+
+    # --- from the exchange -----------------------------------------------------------------------
+
+    def answered(self) -> None:
+        """The exchange wrote the whole answer: the next request may be served."""
+        self._answered()
+        if self._phase is Phase.READING and self._reader.buffer:
+            self._pump()
+
+    def _answered(self) -> None:
+        self._since = None
+        if self._phase is Phase.CLOSING:
+            return
+        if self.keep_alive:
+            self._phase = Phase.READING
+        else:
+            self._close()
+
+    def refused(self, error: RouterError, request_id: str, *, head_only: bool, detail: str) -> None:
+        """The exchange ended without an answer; the client gets ``error``."""
+        if self._phase is Phase.SERVING:
+            self.transport.write(
+                error_answer(
+                    error, request_id, keep_alive=self.keep_alive, head_only=head_only, detail=detail
+                )
+            )
+            self.answered()
+
+    def broken_off(self, last: bytes, *, reset: bool) -> None:
+        """The exchange's answer stays incomplete: write ``last`` and break the transfer.
+
+        Where only the close says that a body is complete (``reset``), the close must be a reset.
+        """
+        if self._phase is not Phase.SERVING:
+            return
+        if last:
+            self.transport.write(last)
+        connection = self.transport.get_extra_info("socket") if reset else None
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        self._close()
+
+    # --- ends and limits -------------------------------------------------------------------------
+
+    def _refuse(self, error: RouterError) -> None:
+        """What came is not a request that can be served; nothing after it can be trusted."""
+        service = self._plane.service
+        service.count_error(error)
+        service.count_request("", error.status)
+        request_id = service.new_request_id().decode()
+        self.transport.write(error_answer(error, request_id, keep_alive=False))
+        self._phase = Phase.LINGERING
+        self._since = None
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def _close(self) -> None:
+        """Close once everything is written."""
+        self._phase = Phase.CLOSING
+        self.transport.close()
+
+    def shut_down(self, *, now: bool) -> None:
+        """The router stops: close when the current request is over, or ``now``."""
+        self.keep_alive = False
+        exchange = self.exchange
+        if exchange is None:
+            self._close()
+        elif now:
+            exchange.shut_down()
+
+    def abort(self) -> None:
+        """Break the connection."""
+        self._gone()
+        self.transport.abort()
+
+    def sweep(self, now: float, settings: ProxySettings) -> None:
+        """Look at the limits of this connection and of its request."""
+        unwritten = self.transport.get_write_buffer_size()
+        if unwritten and unwritten == self._unwritten:
+            if now - self._unwritten_since > settings.client_stall_s:
+                self.abort()
+                return
+        else:
+            self._unwritten = unwritten
+            self._unwritten_since = now
+        if self.exchange is not None:
+            if self._reading_paused and self._peer_left():
+                self.abort()
+            else:
+                self.exchange.sweep(now)
+            return
+        if self._since is None:
+            self._since = now
+        waited = now - self._since
+        if self._phase is Phase.LINGERING:
+            if waited > LINGER_S:
+                self._close()
+        elif self._phase is Phase.READING and not self.write_paused:
+            if self._reader.expecting is Expecting.REQUEST:
+                if waited > settings.client_keepalive_s:
+                    self._close()
+            elif waited > settings.client_header_s:
+                self._refuse(REQUEST_TIMEOUT)
+
+    def _peer_left(self) -> bool:
+        """Whether the client closed, told without reading what it sent before that."""
+        connection = self.transport.get_extra_info("socket")
+        if connection is None or connection.family == socket.AF_UNIX or not hasattr(socket, "TCP_INFO"):
+            return False
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)
+        return info[0] in _TCP_OVER

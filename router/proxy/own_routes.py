@@ -1,0 +1,64 @@
+"""The routes that the router answers itself, and which paths are routed."""
+
+import orjson
+
+from router.proxy.request_head import RequestHead, has_dot_segments
+from router.proxy.router_error import (
+    NO_REPLICA,
+    NOT_FOUND,
+    RouterError,
+    error_answer,
+    json_answer,
+    method_not_allowed,
+)
+from router.proxy.service import Service
+
+_OWN = frozenset({b"/health", b"/readiness", b"/v1/models"})
+
+
+def is_routed(head: RequestHead) -> bool:
+    """Whether a replica answers this request: any method and path under ``/v1/`` but the model list."""
+    path = head.path
+    if not path.startswith(b"/v1/") or has_dot_segments(path):
+        return False
+    return path != b"/v1/models"
+
+
+def own_answer(service: Service, head: RequestHead, request_id: bytes, *, keep_alive: bool) -> bytes:
+    """The whole answer to a request that is not routed."""
+    head_only = head.method == b"HEAD"
+    error: RouterError | None = None
+    body: bytes | None = None
+    status = 200
+    if head.path not in _OWN:
+        error = NOT_FOUND
+    elif head.method not in (b"GET", b"HEAD"):
+        error = method_not_allowed("GET, HEAD")
+    elif head.path == b"/health":
+        body = b'{"status":"ok"}'
+    elif head.path == b"/readiness":
+        ready = service.fleet.ready and not service.shutting_down
+        status, body = (200, b'{"status":"ready"}') if ready else (503, b'{"status":"not ready"}')
+    else:
+        body = model_list(service)
+    if body is None:
+        error = error or NO_REPLICA
+        service.count_error(error)
+        return error_answer(error, request_id.decode(), keep_alive=keep_alive, head_only=head_only)
+    return json_answer(status, body, request_id.decode(), keep_alive=keep_alive, head_only=head_only)
+
+
+def model_list(service: Service) -> bytes | None:
+    """OpenAI's model list, the union over the usable replicas; None when there is none to be had."""
+    models: set[str] = set()
+    known = False
+    for replica in service.fleet.replicas:
+        if replica.usable and replica.models is not None:
+            known = True
+            models |= replica.models
+    if not known:
+        return None
+    listed = [
+        {"id": model, "object": "model", "created": 0, "owned_by": "warmroute"} for model in sorted(models)
+    ]
+    return orjson.dumps({"object": "list", "data": listed})

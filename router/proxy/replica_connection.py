@@ -1,0 +1,168 @@
+"""One connection to a replica: bytes -> the answer's head, then its body's bytes, told to the exchange."""
+
+import asyncio
+from typing import TYPE_CHECKING, cast
+
+from router.proxy.body_framing import FramingError
+from router.proxy.response_head import GarbageError, read_response_head
+
+if TYPE_CHECKING:
+    from router.proxy.exchange import Exchange
+    from router.proxy.replica_pool import ReplicaPool
+
+MAX_HEAD_BYTES = 64 * 1024
+
+
+class ReplicaConnection(asyncio.Protocol):
+    """One connection, serving one exchange at a time."""
+
+    __slots__ = (
+        "_body",
+        "_buffer",
+        "_clean_eof",
+        "_held",
+        "_pool",
+        "exchange",
+        "idle_since",
+        "reused",
+        "transport",
+        "usable",
+    )
+
+    def __init__(self, pool: "ReplicaPool") -> None:
+        self._pool = pool
+        self.transport: asyncio.Transport
+        self.exchange: Exchange | None = None
+        self.idle_since = 0.0
+        self.reused = False
+        """An answer came over it before; that it is closed now may be an old news."""
+        self.usable = True
+        self._body = False
+        """The head of the answer is behind us."""
+        self._held = False
+        self._buffer = b""
+        self._clean_eof = False
+
+    @property
+    def authority(self) -> bytes:
+        """Host and port as the replica's Host header has them."""
+        return self._pool.authority
+
+    @property
+    def ended_cleanly(self) -> bool:
+        """The replica closed its side in good order."""
+        return self._clean_eof
+
+    # --- from the transport ----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._pool.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        exchange = self.exchange
+        if exchange is None:
+            self.close()  # nobody asked
+        elif self._body:
+            if self._held:
+                self._buffer += data
+                return
+            try:
+                exchange.answer_continued(data)
+            except FramingError:
+                exchange.replica_garbled()
+        else:
+            self._read_head(exchange, data)
+
+    def eof_received(self) -> None:
+        self._clean_eof = True
+        self.usable = False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.usable = False
+        self._pool.lost(self)
+        exchange = self.exchange
+        if exchange is not None:
+            self.exchange = None
+            exchange.replica_lost(
+                self, clean=exc is None and self._clean_eof, answered=self._body or bool(self._buffer)
+            )
+
+    # --- from the exchange -----------------------------------------------------------------------
+
+    def send(self, exchange: "Exchange", head: bytes, body: bytes) -> None:
+        """Write the request; what comes back is told to ``exchange``."""
+        self.exchange = exchange
+        self._body = False
+        if len(body) <= 16_384:
+            self.transport.write(head + body)
+        else:
+            self.transport.write(head)
+            self.transport.write(body)
+
+    def hold(self) -> None:
+        """Stop here: the answer may or may not be wanted."""
+        self._held = True
+        self.transport.pause_reading()
+
+    def let_go(self) -> bytes:
+        """Go on after ``hold``; returns what came meanwhile."""
+        self._held = False
+        came, self._buffer = self._buffer, b""
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+        return came
+
+    def release(self, now: float) -> None:
+        """The answer is complete and another request may follow."""
+        self.exchange = None
+        if self.usable and not self.transport.get_write_buffer_size():
+            self.reused = True
+            self._pool.give_back(self, now)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Close in good order."""
+        self.exchange = None
+        self.usable = False
+        self.transport.close()
+
+    def abort(self) -> None:
+        """Break the connection: the replica is to stop."""
+        self.exchange = None
+        self.usable = False
+        self.transport.abort()
+
+    # --- the head --------------------------------------------------------------------------------
+
+    def _read_head(self, exchange: "Exchange", data: bytes) -> None:
+        buffer = self._buffer
+        if buffer:
+            data = buffer + data
+        while True:
+            end = data.find(b"\r\n\r\n", max(0, len(buffer) - 3)) + 4
+            if end < 4:
+                self._buffer = data
+                if len(data) > MAX_HEAD_BYTES or not (
+                    data.startswith(b"HTTP/1.") or b"HTTP/1.".startswith(data)
+                ):
+                    exchange.replica_garbled()
+                return
+            try:
+                head = read_response_head(data[:end])
+            except GarbageError:
+                exchange.replica_garbled()
+                return
+            if head.status >= 200:
+                break
+            buffer, data = b"", data[end:]  # 100 Continue, 103 Early Hints: not for the client
+            if not data:
+                self._buffer = b""
+                return
+        self._buffer = b""
+        self._body = True
+        try:
+            exchange.answer_began(self, head, data, end)
+        except FramingError:
+            exchange.replica_garbled()

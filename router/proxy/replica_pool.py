@@ -1,0 +1,121 @@
+"""The connections to one replica: as many as there are requests, the idle ones reused last in, first out."""
+
+import asyncio
+import ssl
+from collections import deque
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from router.proxy.counters import Counters
+from router.proxy.replica_connection import ReplicaConnection
+
+if TYPE_CHECKING:
+    from router.proxy.exchange import Exchange
+
+
+class ReplicaPool:
+    """Connections to one replica. An exchange takes one, and gives it back after a whole answer."""
+
+    __slots__ = (
+        "_connecting",
+        "_idle",
+        "_open",
+        "_tls",
+        "authority",
+        "counters",
+        "host",
+        "name",
+        "port",
+        "url",
+    )
+
+    def __init__(self, name: str, url: str, counters: Counters) -> None:
+        self.name = name
+        self.url = url
+        self.counters = counters
+        parts = urlsplit(url)
+        self.authority = parts.netloc.encode("ascii", "replace")
+        self.host = parts.hostname or ""
+        self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._idle: deque[ReplicaConnection] = deque()
+        self._open: set[ReplicaConnection] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
+
+    def take_idle(self, not_idle_before: float) -> ReplicaConnection | None:
+        """The connection that became idle last, unless that was before ``not_idle_before`` (seconds)."""
+        idle = self._idle
+        while idle:
+            connection = idle.pop()
+            if connection.usable:
+                if connection.idle_since >= not_idle_before:
+                    return connection
+                connection.close()
+        return None
+
+    def give_back(self, connection: ReplicaConnection, now: float) -> None:
+        """The connection may serve another request."""
+        connection.idle_since = now
+        self._idle.append(connection)
+
+    def connect(self, exchange: "Exchange", timeout_s: float) -> "asyncio.Task[None]":
+        """Open a connection; ``exchange`` is told how it went. Cancel the task to forget it."""
+        task = asyncio.get_running_loop().create_task(
+            self._connect(exchange, timeout_s), name=f"connect {self.name}"
+        )
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+        return task
+
+    async def _connect(self, exchange: "Exchange", timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        connection = ReplicaConnection(self)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await loop.create_connection(
+                    lambda: connection,
+                    self.host,
+                    self.port,
+                    ssl=self._tls,
+                    server_hostname=self.host if self._tls else None,
+                )
+        except TimeoutError:
+            exchange.connect_failed(timed_out=True, why="time-out")
+        except (OSError, UnicodeError) as error:
+            exchange.connect_failed(timed_out=False, why=type(error).__name__)
+        else:
+            exchange.connected(connection)
+
+    def opened(self, connection: ReplicaConnection) -> None:
+        """A connection was made."""
+        self._open.add(connection)
+        self.counters.open_replica_connections += 1
+
+    def lost(self, connection: ReplicaConnection) -> None:
+        """A connection is gone. If it was idle, ``take_idle`` and ``sweep`` pass over it."""
+        if connection in self._open:
+            self._open.discard(connection)
+            self.counters.open_replica_connections -= 1
+
+    def sweep(self, not_idle_before: float) -> None:
+        """Close what has been idle since before then."""
+        idle = self._idle
+        while idle and (idle[0].idle_since < not_idle_before or not idle[0].usable):
+            idle.popleft().close()
+
+    def close(self) -> None:
+        """Close the idle connections; those in use close when given back."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def abort(self) -> None:
+        """Break every connection, now."""
+        for task in list(self._connecting):
+            task.cancel()
+        for connection in list(self._open):
+            connection.abort()
+
+    @property
+    def open_connections(self) -> int:
+        """Connections there are, idle or not."""
+        return len(self._open)

@@ -1,0 +1,262 @@
+"""A request's head: bytes from the client -> what the router must know, and the bytes a replica gets.
+
+llhttp (through httptools) judges the whole head strictly: bare LF, folded lines, NUL, spaces before the
+colon, repeated or conflicting lengths are refused. What it accepted is cut at CRLF; header lines that are
+not the router's business are passed on byte for byte.
+"""
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+
+from router.proxy.router_error import BAD_REQUEST, NOT_IMPLEMENTED, VERSION, RouterError
+
+MAX_ID_CHARS = 128
+MAX_SESSION_CHARS = 256
+
+# Lines that are not passed on as they are: hop-by-hop, made anew, or read by the router.
+_READ = frozenset(
+    {
+        b"accept-encoding",
+        b"api-key",
+        b"authorization",
+        b"connection",
+        b"content-length",
+        b"expect",
+        b"host",
+        b"http2-settings",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"x-api-key",
+        b"x-forwarded-for",
+        b"x-forwarded-proto",
+        b"x-request-id",
+        b"x-session-id",
+        b"x-warmroute-policy",
+    }
+)
+_CLIENT_KEYS = (b"authorization", b"api-key", b"x-api-key")
+_NO_BODY_METHODS = frozenset({b"GET", b"HEAD", b"DELETE", b"OPTIONS"})
+_INVISIBLE = bytes(byte for byte in range(256) if not 0x21 <= byte <= 0x7E)
+
+
+class ClientError(Exception):
+    """The client's request cannot be served; ``error`` is what it is told."""
+
+    def __init__(self, error: RouterError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class RequestHead:
+    """One request's head. ``found`` has the lines that the router reads, ``kept`` all others."""
+
+    __slots__ = ("chunked", "content_length", "found", "http10", "keep_alive", "kept", "method", "target")
+
+    def __init__(
+        self,
+        method: bytes,
+        target: bytes,
+        http10: bool,
+        found: dict[bytes, bytes],
+        kept: list[bytes],
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.http10 = http10
+        self.found = found
+        self.kept = kept
+        self.chunked = False
+        self.content_length = 0
+        self.keep_alive = not http10
+
+    @property
+    def path(self) -> bytes:
+        """The target without its query."""
+        return self.target.partition(b"?")[0]
+
+    @property
+    def has_body(self) -> bool:
+        """Bytes of a body follow."""
+        return self.content_length > 0 or self.chunked
+
+    @property
+    def expects_continue(self) -> bool:
+        """The client waits for ``100 Continue`` before it sends its body."""
+        return not self.http10 and self.found.get(b"expect", b"").lower() == b"100-continue"
+
+    @property
+    def session(self) -> str | None:
+        """``x-session-id``, if it has one that is not empty."""
+        value = self.found.get(b"x-session-id")
+        return value[:MAX_SESSION_CHARS].decode("latin-1") if value else None
+
+    @property
+    def request_id(self) -> bytes:
+        """The client's ``x-request-id`` cut down to 128 visible ASCII characters; may be empty."""
+        value = self.found.get(b"x-request-id")
+        return value.translate(None, _INVISIBLE)[:MAX_ID_CHARS] if value else b""
+
+
+def read_request_head(head: bytes) -> RequestHead:
+    r"""The request in ``head``, which ends with the empty line. Raises ``ClientError``.
+
+    >>> lines = b"POST /v1/x?a=%2F HTTP/1.1", b"Host: a", b"Content-Length: 2", b"X-A: b", b"", b""
+    >>> head = read_request_head(b"\r\n".join(lines))
+    >>> head.method, head.target, head.content_length, head.keep_alive, head.kept
+    (b'POST', b'/v1/x?a=%2F', 2, True, [b'X-A: b'])
+    """
+    parser = HttpRequestParser(None)
+    try:
+        parser.feed_data(head)
+    except HttpParserUpgrade:
+        pass  # an Upgrade header asks, it does not oblige: it is dropped
+    except HttpParserError:
+        raise ClientError(BAD_REQUEST) from None
+    lines = head.split(b"\r\n")
+    parts = lines[0].split(b" ")
+    if len(parts) != 3 or parts[0] != parser.get_method():
+        raise ClientError(BAD_REQUEST)
+    method, target, version = parts
+    if version not in (b"HTTP/1.1", b"HTTP/1.0"):
+        raise ClientError(VERSION if version.startswith(b"HTTP/") else BAD_REQUEST)
+    if method == b"CONNECT":
+        raise ClientError(NOT_IMPLEMENTED)
+    found: dict[bytes, bytes] = {}
+    kept: list[bytes] = []
+    for line in lines[1:-2]:
+        colon = line.find(b":")
+        name = line[:colon].lower()
+        if name in _READ:
+            value = line[colon + 1 :].strip(b" \t")
+            found[name] = found[name] + b", " + value if name in found else value
+        else:
+            kept.append(line)
+    if target[:1] != b"/":
+        target = _origin_form(target)
+    request = RequestHead(method, target, version == b"HTTP/1.0", found, kept)
+    _check_host(request)
+    _read_framing(request)
+    connection = found.get(b"connection")
+    if connection is not None:
+        _obey_connection(request, connection.lower())
+    return request
+
+
+def check_partial_head(parser: HttpRequestParser, data: bytes) -> None:
+    """Feed the next piece of an incomplete head; raises ``ClientError`` once it cannot be HTTP."""
+    try:
+        parser.feed_data(data)
+    except HttpParserUpgrade:
+        pass
+    except HttpParserError:
+        raise ClientError(BAD_REQUEST) from None
+
+
+def _origin_form(target: bytes) -> bytes:
+    """``http://host/path`` -> ``/path``; ``*`` stays and is nobody's path."""
+    scheme, separator, rest = target.partition(b"://")
+    if not separator or scheme.lower() not in (b"http", b"https"):
+        return target
+    authority = min((at for at in (rest.find(b"/"), rest.find(b"?")) if at >= 0), default=len(rest))
+    path = rest[authority:]
+    return path if path.startswith(b"/") else b"/" + path
+
+
+def _check_host(request: RequestHead) -> None:
+    host = request.found.get(b"host")
+    if host is None:
+        if not request.http10:
+            raise ClientError(BAD_REQUEST)
+    elif b"," in host or b" " in host:  # twice, or not a host
+        raise ClientError(BAD_REQUEST)
+
+
+def _read_framing(request: RequestHead) -> None:
+    """RFC 9112, 6.3. llhttp has refused a length beside an encoding, and a length given twice."""
+    length = request.found.get(b"content-length")
+    if length is not None:
+        if not length.isdigit():
+            raise ClientError(BAD_REQUEST)
+        request.content_length = int(length)
+    coding = request.found.get(b"transfer-encoding")
+    if coding is not None:
+        if request.http10 or length is not None or coding.lower() != b"chunked":
+            raise ClientError(BAD_REQUEST)
+        request.chunked = True
+
+
+def _obey_connection(request: RequestHead, connection: bytes) -> None:
+    """Keep-alive or close, and the header lines that are meant for this hop only."""
+    tokens = {token.strip() for token in connection.split(b",")}
+    if b"close" in tokens:
+        request.keep_alive = False
+    elif b"keep-alive" in tokens:
+        request.keep_alive = True
+    nominated = tokens - {b"close", b"keep-alive", b""}
+    if nominated:
+        request.kept = [line for line in request.kept if line[: line.find(b":")].lower() not in nominated]
+        for name in nominated & {b"x-request-id", b"x-session-id", b"x-forwarded-for", b"x-forwarded-proto"}:
+            request.found.pop(name, None)
+
+
+class ForwardedAs:
+    """What every forwarded head has in common: the connection's peer and the operator's wishes about keys."""
+
+    __slots__ = ("_forward_client_key", "_key_line", "_peer", "_scheme")
+
+    def __init__(
+        self,
+        peer: bytes,
+        scheme: bytes = b"http",
+        api_key: bytes | None = None,
+        forward_client_key: bool = False,
+    ) -> None:
+        self._peer = peer
+        self._scheme = scheme
+        self._key_line = b"authorization: Bearer %b\r\n" % api_key if api_key is not None else b""
+        self._forward_client_key = forward_client_key and api_key is None
+
+    def head_after_host(self, request: RequestHead, request_id: bytes, body_bytes: int) -> bytes:
+        """Everything after the Host line of the head that a replica gets, empty line included."""
+        found = request.found
+        keys = self._key_line
+        if self._forward_client_key:
+            for name in _CLIENT_KEYS:
+                if name in found:
+                    keys += b"%b: %b\r\n" % (name, found[name])
+        peer = found.get(b"x-forwarded-for")
+        if peer is None:
+            peer = self._peer
+        elif self._peer:
+            peer = peer + b", " + self._peer
+        kept = request.kept
+        return b"%baccept-encoding: identity\r\n%b%b%bx-request-id: %b\r\nx-forwarded-proto: %b\r\n%b\r\n" % (
+            b"\r\n".join(kept) + b"\r\n" if kept else b"",
+            keys,
+            b"x-forwarded-for: %b\r\n" % peer if peer else b"",
+            b"x-session-id: %b\r\n" % found[b"x-session-id"] if b"x-session-id" in found else b"",
+            request_id,
+            found.get(b"x-forwarded-proto", self._scheme),
+            b""
+            if not body_bytes and request.method in _NO_BODY_METHODS
+            else b"content-length: %d\r\n" % body_bytes,
+        )
+
+
+def has_dot_segments(path: bytes) -> bool:
+    """Whether a server behind us might resolve ``path`` to one outside ``/v1/``.
+
+    >>> [has_dot_segments(path) for path in (b"/v1/a..b", b"/v1/../x", b"/v1/%2E%2e/x", b"/v1/a/.")]
+    [False, True, True, True]
+    """
+    if b"." not in path and b"%2" not in path:
+        return False
+    plain = (
+        path.lower().replace(b"%2e", b".").replace(b"%2f", b"/").replace(b"%5c", b"/").replace(b"\\", b"/")
+    )
+    return any(segment in (b".", b"..") for segment in plain.split(b"/"))

@@ -1,0 +1,135 @@
+"""Bytes from one client, cut anywhere -> whole requests, one at a time."""
+
+from enum import Enum, auto
+
+from httptools import HttpRequestParser
+
+from router.proxy.body_framing import ChunkedBody, Framing, FramingError, LengthBody
+from router.proxy.request_head import ClientError, RequestHead, check_partial_head, read_request_head
+from router.proxy.router_error import BAD_REQUEST, BODY_TOO_LARGE, HEADERS_TOO_LARGE
+
+
+class Expecting(Enum):
+    """What the client's next bytes are."""
+
+    REQUEST = auto()
+    """A new request: nothing of one has come."""
+    HEAD = auto()
+    """More of a head."""
+    BODY = auto()
+    """More of a body."""
+
+
+class RequestReader:
+    """Holds what one client sent and was not served yet. After a ``ClientError`` it must not be used again.
+
+    >>> reader = RequestReader()
+    >>> reader.feed(b"POST /v1/a HTTP/1.1\\r\\nHost: h\\r\\nContent-Length: 2\\r\\n\\r\\n{}GET /hea")
+    >>> head, body = reader.next_request(header_limit=1024, body_limit=1024)
+    >>> head.target, body, reader.next_request(header_limit=1024, body_limit=1024), reader.expecting
+    (b'/v1/a', b'{}', None, <Expecting.HEAD: 2>)
+    """
+
+    __slots__ = (
+        "_body",
+        "_fed",
+        "_head",
+        "_partial",
+        "_payload",
+        "_payload_bytes",
+        "buffer",
+        "expecting",
+        "wants_continue",
+    )
+
+    def __init__(self) -> None:
+        self.buffer = b""
+        """Not read yet."""
+        self.expecting = Expecting.REQUEST
+        self.wants_continue = False
+        """The client waits for ``100 Continue``; whoever writes it clears this."""
+        self._head: RequestHead | None = None
+        self._body: Framing | None = None
+        self._payload: list[bytes] = []
+        self._payload_bytes = 0
+        self._partial: HttpRequestParser | None = None
+        self._fed = 0
+        """Bytes at the buffer's beginning that ``_partial`` has judged."""
+
+    def feed(self, data: bytes) -> None:
+        """More bytes came."""
+        buffer = self.buffer
+        self.buffer = buffer + data if buffer else data
+
+    def next_request(self, *, header_limit: int, body_limit: int) -> tuple[RequestHead, bytes] | None:
+        """The next request with its whole body, or None if more bytes are needed. Raises ``ClientError``."""
+        head = self._head
+        if head is None:
+            head = self._read_head(header_limit)
+            if head is None:
+                return None
+            if not head.chunked:
+                length = head.content_length
+                if length > body_limit:
+                    raise ClientError(BODY_TOO_LARGE)
+                buffer = self.buffer
+                if len(buffer) >= length:  # all here: the usual case
+                    self.buffer = buffer[length:]
+                    self.expecting = Expecting.REQUEST
+                    return head, buffer if len(buffer) == length else buffer[:length]
+            self._begin_body(head)
+        assert self._body is not None
+        return self._read_body(head, self._body, body_limit)
+
+    def _read_head(self, limit: int) -> RequestHead | None:
+        buffer = self.buffer
+        if not self._fed:
+            while buffer.startswith(b"\r\n"):  # RFC 9112, 2.2: some clients end a body so
+                buffer = self.buffer = buffer[2:]
+        end = buffer.find(b"\r\n\r\n", 0, limit) + 4
+        if end < 4:
+            if len(buffer) >= limit:
+                raise ClientError(HEADERS_TOO_LARGE)
+            if buffer:
+                self._judge_partial(buffer)
+            return None
+        self._partial = None
+        self._fed = 0
+        head = read_request_head(buffer[:end])
+        self.buffer = buffer[end:]
+        return head
+
+    def _judge_partial(self, buffer: bytes) -> None:
+        """Refuse at once what cannot become a head."""
+        if self._partial is None:
+            self._partial = HttpRequestParser(None)
+        check_partial_head(self._partial, buffer[self._fed :])
+        self._fed = len(buffer)
+        self.expecting = Expecting.HEAD
+
+    def _begin_body(self, head: RequestHead) -> None:
+        self._head = head
+        self._body = ChunkedBody() if head.chunked else LengthBody(head.content_length)
+        self._payload = []
+        self._payload_bytes = 0
+        self.wants_continue = head.expects_continue and not self.buffer
+        self.expecting = Expecting.BODY
+
+    def _read_body(self, head: RequestHead, body: Framing, limit: int) -> tuple[RequestHead, bytes] | None:
+        payload, buffer = self._payload, self.buffer
+        known = len(payload)
+        try:
+            end = body.take(buffer, 0, payload)
+        except FramingError:
+            raise ClientError(BAD_REQUEST) from None
+        self.buffer = buffer[end:]
+        self._payload_bytes += sum(map(len, payload[known:]))
+        if self._payload_bytes > limit:
+            raise ClientError(BODY_TOO_LARGE)
+        if not body.done:
+            return None
+        self._head = self._body = None
+        self._payload = []
+        self.wants_continue = False
+        self.expecting = Expecting.REQUEST
+        return head, b"".join(payload)

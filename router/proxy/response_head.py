@@ -1,0 +1,120 @@
+"""A replica's answer, its head: bytes -> status, framing, and the header lines the client gets.
+
+llhttp judges the head strictly; hop-by-hop lines are dropped, all others are passed on byte for byte.
+"""
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+_READ = frozenset(
+    {
+        b"connection",
+        b"content-length",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"x-accel-buffering",
+        b"x-request-id",
+    }
+)
+
+
+class GarbageError(Exception):
+    """What the replica sent is not an HTTP/1 answer."""
+
+
+class ResponseHead:
+    """The head of a replica's answer."""
+
+    __slots__ = (
+        "chunked",
+        "content_length",
+        "encoded",
+        "event_stream",
+        "keep_alive",
+        "kept",
+        "reason",
+        "retry_after",
+        "status",
+    )
+
+    def __init__(self, status: int, reason: bytes) -> None:
+        self.status = status
+        self.reason = reason
+        self.kept: list[bytes] = []
+        self.content_length: int | None = None
+        self.chunked = False
+        self.keep_alive = True
+        """The connection may serve another request after this answer."""
+        self.event_stream = False
+        self.encoded = False
+        """The body is compressed: its bytes say nothing to us."""
+        self.retry_after = False
+
+
+def read_response_head(head: bytes) -> ResponseHead:
+    r"""The answer in ``head``, which ends with the empty line. Raises ``GarbageError``.
+
+    >>> head = read_response_head(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Type: a/b\r\n\r\n")
+    >>> head.status, head.reason, head.content_length, head.kept
+    (200, b'OK', 2, [b'Content-Type: a/b'])
+    """
+    parser = HttpResponseParser(None)
+    try:
+        parser.feed_data(head)
+    except HttpParserUpgrade:
+        raise GarbageError("upgrade") from None
+    except HttpParserError as error:
+        raise GarbageError(str(error)) from None
+    status = parser.get_status_code()
+    lines = head.split(b"\r\n")
+    first = lines[0]
+    version = first[:8]
+    if version not in (b"HTTP/1.1", b"HTTP/1.0") or status < 100 or b"\0" in first:
+        raise GarbageError("status line")
+    answer = ResponseHead(status, first[13:])
+    kept = answer.kept
+    connection = coding = None
+    for line in lines[1:-2]:
+        colon = line.find(b":")
+        name = line[:colon].lower()
+        if name not in _READ:
+            kept.append(line)
+            if name == b"content-type":
+                answer.event_stream = line[colon + 1 :].lstrip(b" \t")[:17].lower() == b"text/event-stream"
+            elif name == b"content-encoding":
+                answer.encoded = line[colon + 1 :].strip(b" \t").lower() not in (b"identity", b"")
+            elif name == b"retry-after":
+                answer.retry_after = True
+            continue
+        value = line[colon + 1 :].strip(b" \t").lower()
+        if name == b"content-length":
+            if not value.isdigit():
+                raise GarbageError("content-length")
+            answer.content_length = int(value)
+        elif name == b"transfer-encoding":
+            coding = value if coding is None else coding + b", " + value
+        elif name == b"connection":
+            connection = value if connection is None else connection + b", " + value
+    if coding is not None:
+        if coding != b"chunked" or answer.content_length is not None or version == b"HTTP/1.0":
+            raise GarbageError("transfer-encoding")
+        answer.chunked = True
+    if version == b"HTTP/1.0":
+        answer.keep_alive = connection is not None and b"keep-alive" in connection
+    if connection is not None and connection != b"keep-alive":
+        _obey_connection(answer, connection)
+    return answer
+
+
+def _obey_connection(answer: ResponseHead, connection: bytes) -> None:
+    """``close``, and the header lines that are meant for this hop only."""
+    tokens = {token.strip() for token in connection.split(b",")}
+    if b"close" in tokens:
+        answer.keep_alive = False
+    nominated = tokens - {b"close", b"keep-alive", b""}
+    if nominated:
+        answer.kept = [line for line in answer.kept if line[: line.find(b":")].lower() not in nominated]

@@ -1,0 +1,104 @@
+"""Answers the router makes itself: the table of its errors, and their bytes in the OpenAI shape.
+
+Messages are fixed: no replica addresses, no exception texts. What a client may be told beyond them
+(which replica, with ``expose_replica_urls``) is passed in as ``detail``.
+"""
+
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import orjson
+
+
+@dataclass(frozen=True, slots=True)
+class RouterError:
+    """One way in which the router itself refuses or fails a request."""
+
+    status: int
+    code: str
+    message: str
+    retry_after_s: int | None = None
+    allow: str | None = None
+    """Methods that the route has, for a 405."""
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's ``type``: whose fault it is."""
+        return "invalid_request_error" if self.status < 500 else "server_error"
+
+    def body(self, request_id: str, detail: str = "") -> bytes:
+        """The JSON that clients and SDKs read.
+
+        >>> BAD_REQUEST.body("r-1")[:63]
+        b'{"error":{"message":"The request is not valid HTTP/1.1 (request'
+        """
+        message = f"{self.message} (request id {request_id})" if request_id else self.message
+        if detail:
+            message += f": {detail}"
+        error = {"message": message, "type": self.kind, "code": self.code, "param": None}
+        return orjson.dumps({"error": error})
+
+
+BAD_REQUEST = RouterError(400, "bad_http", "The request is not valid HTTP/1.1")
+NOT_FOUND = RouterError(404, "not_found", "Unknown path; expected /v1/..., /health or /readiness")
+MODEL_NOT_FOUND = RouterError(404, "model_not_found", "No replica serves the requested model; see /v1/models")
+REQUEST_TIMEOUT = RouterError(408, "request_timeout", "The request did not arrive in time; send it again")
+BODY_TOO_LARGE = RouterError(413, "body_too_large", "The request body exceeds limits.body_bytes")
+HEADERS_TOO_LARGE = RouterError(431, "headers_too_large", "The request head exceeds limits.header_bytes")
+NOT_IMPLEMENTED = RouterError(501, "not_implemented", "The router does not open tunnels")
+VERSION = RouterError(505, "http_version", "Expected HTTP/1.1 or HTTP/1.0")
+INTERNAL = RouterError(500, "internal_error", "The router failed; this is a fault to report")
+REPLICA_UNREACHABLE = RouterError(502, "replica_unreachable", "The replica could not be reached")
+REPLICA_CLOSED = RouterError(502, "replica_closed", "The replica closed the connection before it answered")
+REPLICA_GARBAGE = RouterError(502, "replica_garbage", "The replica's answer is not valid HTTP/1.1")
+REPLICA_BROKEN = RouterError(502, "replica_broken", "The replica broke off in the middle of its answer")
+NO_REPLICA = RouterError(503, "no_replica", "No replica can take the request now", retry_after_s=1)
+SHUTTING_DOWN = RouterError(503, "shutting_down", "The router is shutting down", retry_after_s=1)
+TOO_MANY_CONNECTIONS = RouterError(503, "too_many_connections", "Too many connections", retry_after_s=1)
+CONNECT_TIMEOUT = RouterError(504, "connect_timeout", "No replica accepted a connection within connect_s")
+FIRST_BYTE_TIMEOUT = RouterError(
+    504, "first_byte_timeout", "The replica did not begin its answer within first_byte_s"
+)
+IDLE_TIMEOUT = RouterError(504, "idle_timeout", "The replica sent nothing for idle_s")
+TOTAL_TIMEOUT = RouterError(504, "total_timeout", "The answer was not complete within total_s")
+
+
+def method_not_allowed(allow: str) -> RouterError:
+    """A 405 for one of the router's own routes, which has the methods ``allow``."""
+    return RouterError(405, "method_not_allowed", f"This path allows {allow}", allow=allow)
+
+
+def error_answer(
+    error: RouterError, request_id: str, *, keep_alive: bool, head_only: bool = False, detail: str = ""
+) -> bytes:
+    """Head and body of the answer that tells ``error``."""
+    extra = b""
+    if error.retry_after_s is not None:
+        extra += b"retry-after: %d\r\n" % error.retry_after_s
+    if error.allow is not None:
+        extra += b"allow: %b\r\n" % error.allow.encode()
+    body = error.body(request_id, detail)
+    return json_answer(
+        error.status, body, request_id, keep_alive=keep_alive, head_only=head_only, extra=extra
+    )
+
+
+def json_answer(
+    status: int,
+    body: bytes,
+    request_id: str,
+    *,
+    keep_alive: bool,
+    head_only: bool = False,
+    extra: bytes = b"",
+) -> bytes:
+    """A whole answer of the router's own. ``extra``: more header lines, each ended by CRLF."""
+    return b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b%b%b\r\n%b" % (
+        status,
+        HTTPStatus(status).phrase.encode(),
+        len(body),
+        b"x-request-id: %b\r\n" % request_id.encode() if request_id else b"",
+        extra,
+        b"connection: keep-alive\r\n" if keep_alive else b"connection: close\r\n",
+        b"" if head_only else body,
+    )

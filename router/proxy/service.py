@@ -1,0 +1,78 @@
+"""What all requests of one data plane share: fleet, settings, counters, clock, retry budget, pools, ids."""
+
+import os
+from collections.abc import Callable
+
+from router.config import RouterConfig
+from router.proxy.counters import Counters
+from router.proxy.replica_pool import ReplicaPool
+from router.proxy.router_error import RouterError
+from router.proxy.settings import ProxySettings, proxy_settings
+from router.routing.fleet import Fleet, ReplicaState
+from router.routing.retry import RetryBudget, RetrySettings
+
+
+class Service:
+    """Owned by the data plane; requests read it and count in ``counters``."""
+
+    __slots__ = (
+        "_id_prefix",
+        "_ids",
+        "_pools",
+        "budget",
+        "clock",
+        "counters",
+        "fleet",
+        "settings",
+        "shutting_down",
+    )
+
+    def __init__(
+        self, fleet: Fleet, config: RouterConfig, counters: Counters, clock: Callable[[], float]
+    ) -> None:
+        self.fleet = fleet
+        self.counters = counters
+        self.clock = clock
+        self.settings: ProxySettings
+        self.budget: RetryBudget
+        self.shutting_down = False
+        self._pools: dict[str, ReplicaPool] = {}
+        self._id_prefix = b"wr-" + os.urandom(6).hex().encode() + b"-"
+        self._ids = 0
+        self.apply(config)
+
+    def apply(self, config: RouterConfig) -> None:
+        """New settings for requests that begin from now on."""
+        self.settings = proxy_settings(config)
+        retries = config.retries
+        self.budget = RetryBudget(RetrySettings(retries.attempts, retries.budget_share, retries.budget_floor))
+
+    def new_request_id(self) -> bytes:
+        """Unique among all routers, and cheap."""
+        self._ids += 1
+        return b"%b%x" % (self._id_prefix, self._ids)
+
+    def count_error(self, error: RouterError) -> None:
+        """The router answers with an error of its own."""
+        errors = self.counters.errors
+        errors[error.code] = errors.get(error.code, 0) + 1
+
+    def count_request(self, replica: str, status: int) -> None:
+        """A request is over. ``replica``: who answered, or ""; ``status``: what the client got."""
+        requests = self.counters.requests
+        label = (replica, status)
+        requests[label] = requests.get(label, 0) + 1
+
+    def pool(self, replica: ReplicaState) -> ReplicaPool:
+        """The connections to ``replica``."""
+        spec = replica.spec
+        pool = self._pools.get(spec.name)
+        if pool is None or pool.url != spec.url:
+            if pool is not None:
+                pool.close()
+            pool = self._pools[spec.name] = ReplicaPool(spec.name, spec.url, self.counters)
+        return pool
+
+    def pools(self) -> list[ReplicaPool]:
+        """Every pool there is."""
+        return list(self._pools.values())

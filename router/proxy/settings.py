@@ -1,0 +1,65 @@
+"""What the request path takes from the config, as plain values."""
+
+from dataclasses import dataclass
+
+from router.config import RouterConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ProxySettings:
+    """One config's settings. A request keeps those it began with."""
+
+    connect_s: float
+    first_byte_s: float
+    idle_s: float
+    total_s: float | None
+    client_header_s: float
+    client_keepalive_s: float
+    client_stall_s: float
+    replica_keepalive_s: float
+    body_bytes: int
+    header_bytes: int
+    client_connections: int
+    attempts: int
+    expose_routing: bool
+    expose_replica_urls: bool
+    api_key: bytes | None
+    forward_client_key: bool
+
+    @property
+    def sweep_s(self) -> float:
+        """How often limits are looked at: fine enough for the shortest of them, at most once a second."""
+        limits = [
+            self.first_byte_s,
+            self.idle_s,
+            self.client_header_s,
+            self.client_keepalive_s,
+            self.client_stall_s,
+            self.replica_keepalive_s,
+        ]
+        if self.total_s is not None:
+            limits.append(self.total_s)
+        return max(0.01, min(1.0, min(limits) / 4))
+
+
+def proxy_settings(config: RouterConfig) -> ProxySettings:
+    """The request path's part of ``config``."""
+    timeouts, limits = config.timeouts, config.limits
+    return ProxySettings(
+        connect_s=timeouts.connect_s,
+        first_byte_s=timeouts.first_byte_s,
+        idle_s=timeouts.idle_s,
+        total_s=timeouts.total_s,
+        client_header_s=timeouts.client_header_s,
+        client_keepalive_s=timeouts.client_keepalive_s,
+        client_stall_s=timeouts.client_stall_s,
+        replica_keepalive_s=timeouts.replica_keepalive_s,
+        body_bytes=limits.body_bytes,
+        header_bytes=limits.header_bytes,
+        client_connections=limits.client_connections,
+        attempts=config.retries.attempts,
+        expose_routing=config.expose_routing,
+        expose_replica_urls=config.expose_replica_urls,
+        api_key=config.api_key.get_secret_value().encode() if config.api_key else None,
+        forward_client_key=config.forward_client_key,
+    )

@@ -1,0 +1,225 @@
+"""What the router reads in an answer that it passes on: the first token, the usage, a proper ending.
+
+It never changes a byte and never raises: what it cannot read it does not know. Until the first token
+every event is looked at; after that only the last few KiB are kept, for the usage at the end.
+"""
+
+from typing import Any
+
+import orjson
+
+from router.routing.fleet import Usage
+
+TAIL_BYTES = 4096
+MAX_LINE_BYTES = 1024 * 1024
+MAX_JSON_BYTES = 1024 * 1024
+
+_DELTA_FIELDS = (
+    "content",
+    "reasoning_content",
+    "reasoning",
+    "tool_calls",
+    "function_call",
+    "refusal",
+    "audio",
+)
+
+
+class Tail:
+    """The last ``TAIL_BYTES`` or more of what was added; at most twice that is kept."""
+
+    __slots__ = ("_bytes", "_pieces")
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._bytes = 0
+
+    def add(self, piece: bytes) -> None:
+        """More came."""
+        self._pieces.append(piece)
+        self._bytes += len(piece)
+        if self._bytes > 2 * TAIL_BYTES or len(self._pieces) > 64:
+            kept = b"".join(self._pieces)[-TAIL_BYTES:]
+            self._pieces = [kept]
+            self._bytes = len(kept)
+
+    def read(self) -> bytes:
+        """What is kept."""
+        return b"".join(self._pieces)
+
+
+class StreamWatch:
+    """Reads one event stream's payload, cut anywhere."""
+
+    __slots__ = ("_line", "_tail", "first_token")
+
+    def __init__(self) -> None:
+        self.first_token = False
+        """An event with content was seen."""
+        self._line = b""
+        self._tail = Tail()
+
+    def see(self, payload: bytes) -> None:
+        """The next bytes of the stream."""
+        self._tail.add(payload)
+        if not self.first_token:
+            self._look_for_token(payload)
+
+    def _look_for_token(self, payload: bytes) -> None:
+        text = self._line + payload if self._line else payload
+        start = 0
+        while True:
+            end = text.find(b"\n", start)
+            if end < 0:
+                break
+            if text.startswith(b"data:", start) and has_content(text[start + 5 : end]):
+                self.first_token = True
+                self._line = b""
+                return
+            start = end + 1
+        self._line = text[start:]
+        if len(self._line) > MAX_LINE_BYTES:
+            # So long a line is content, whatever it says.
+            self.first_token = True
+            self._line = b""
+
+    @property
+    def between_events(self) -> bool:
+        """The payload so far ends with a whole event."""
+        end = self._tail.read()[-4:]
+        return not end or end.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
+
+    @property
+    def ended_properly(self) -> bool:
+        """The generation said that it was over: ``[DONE]``, a finish reason, or an error of the replica's."""
+        return says_over(self._tail.read())
+
+    def usage(self) -> Usage | None:
+        """What the last event with a usage says."""
+        return usage_at_end(self._tail.read())
+
+
+class JsonWatch:
+    """Keeps one JSON answer to read its usage at the end."""
+
+    __slots__ = ("_bytes", "_pieces", "_tail")
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._bytes = 0
+        self._tail: Tail | None = None
+
+    def see(self, payload: bytes) -> None:
+        """The next bytes of the body."""
+        if self._tail is not None:
+            self._tail.add(payload)
+            return
+        self._pieces.append(payload)
+        self._bytes += len(payload)
+        if self._bytes > MAX_JSON_BYTES:
+            self._tail = Tail()
+            self._tail.add(payload)
+            self._pieces = []
+
+    def usage(self) -> Usage | None:
+        """The answer's usage, if it is JSON with one."""
+        if self._tail is not None:
+            return usage_at_end(self._tail.read())
+        try:
+            answer = orjson.loads(b"".join(self._pieces))
+        except orjson.JSONDecodeError:
+            return None
+        return read_usage(answer.get("usage")) if type(answer) is dict else None
+
+
+def has_content(data: bytes) -> bool:
+    """Whether the event ``data`` carries some of the answer's content.
+
+    >>> has_content(b'{"choices":[{"delta":{"role":"assistant","content":""}}]}')
+    False
+    >>> has_content(b' {"choices":[{"delta":{"content":"Hi"}}]}')
+    True
+    >>> has_content(b'{"type":"response.output_text.delta","delta":"Hi"}'), has_content(b" [DONE]")
+    (True, False)
+    """
+    if b"{" not in data:
+        return False
+    try:
+        event = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return False
+    if type(event) is not dict:
+        return False
+    choices = event.get("choices")
+    if type(choices) is list:
+        return any(_choice_has_content(choice) for choice in choices)
+    kind = event.get("type")
+    if type(kind) is str and kind.endswith("delta"):
+        return bool(event.get("delta"))
+    return False
+
+
+def _choice_has_content(choice: Any) -> bool:
+    if type(choice) is not dict:
+        return False
+    delta = choice.get("delta")
+    if type(delta) is dict:
+        return any(delta.get(field) for field in _DELTA_FIELDS)
+    return bool(choice.get("text"))
+
+
+def says_over(tail: bytes) -> bool:
+    """Whether the end of a stream has a mark that it is complete or that the replica itself failed.
+
+    >>> says_over(b'data: {"choices":[{"delta":{},"finish_reason": "stop"}]}\\n\\n')
+    True
+    >>> says_over(b'data: {"choices":[{"delta":{"content":"x"},"finish_reason": null}]}\\n\\n')
+    False
+    """
+    if b"data: [DONE]" in tail or b"data:[DONE]" in tail or b'"error"' in tail:
+        return True
+    at = tail.rfind(b'"finish_reason"')
+    return at >= 0 and tail[at + 15 :].lstrip(b" :")[:1] == b'"'
+
+
+def usage_at_end(tail: bytes) -> Usage | None:
+    """The last usage object in ``tail``, read without the rest of its event.
+
+    >>> usage_at_end(b'..."usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":4}}}')
+    Usage(prompt_tokens=9, output_tokens=None, cached_tokens=4)
+    """
+    at = tail.rfind(b'"usage"')
+    if at < 0:
+        return None
+    start = tail.find(b"{", at, at + 16)
+    if start < 0:
+        return None
+    depth = 0
+    for end in range(start, min(len(tail), start + 2048)):
+        byte = tail[end]
+        if byte == 0x7B:
+            depth += 1
+        elif byte == 0x7D:
+            depth -= 1
+            if not depth:
+                try:
+                    return read_usage(orjson.loads(tail[start : end + 1]))
+                except orjson.JSONDecodeError:
+                    return None
+    return None
+
+
+def read_usage(usage: Any) -> Usage | None:
+    """An OpenAI usage object, of chat and completions or of responses."""
+    if type(usage) is not dict:
+        return None
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    return Usage(
+        prompt_tokens=_count(usage.get("prompt_tokens", usage.get("input_tokens"))),
+        output_tokens=_count(usage.get("completion_tokens", usage.get("output_tokens"))),
+        cached_tokens=_count(details.get("cached_tokens")) if type(details) is dict else None,
+    )
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value < 1 << 40 else None
