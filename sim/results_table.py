@@ -44,9 +44,10 @@ _COLUMNS = (
 def results_table(results: Sequence[Result], console: Console) -> Table:
     """A table of ``results`` that fits ``console``; a dash stands for what could not be measured."""
     table = Table()
+    free = console.options.update(max_width=1_000)
     for most in range(max(column.rank for column in _COLUMNS), -1, -1):
         table = _table(results, [column for column in _COLUMNS if column.rank <= most])
-        if Measurement.get(console, console.options, table).maximum <= console.width:
+        if Measurement.get(console, free, table).maximum <= console.width:
             break
     return table
 

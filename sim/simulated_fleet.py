@@ -62,9 +62,10 @@ class SimulatedFleet:
         self._report_interval_s = report_interval_s
         self._open = len(plan)
         self._done = 0
+        wanted = _blocks_wanted(plan, block_tokens, shared=settings.prefix_caching)
         events = ReplicaEvents(self._first_token, self._finished, self._refused)
         self._replicas = [
-            SimulatedReplica(settings.scheduler(block_tokens), step_time, self.queue, events)
+            SimulatedReplica(settings.scheduler(block_tokens, wanted), step_time, self.queue, events)
             for _ in fleet.replicas
         ]
         self._report()
@@ -152,6 +153,24 @@ class SimulatedFleet:
             # A failed turn does not end a session: the trace tells what was said next.
             pause_s = self._plan[arrival.next_turn].think_s
             self.queue.at(now + pause_s, self._arrive, arrival.next_turn)
+
+
+def _blocks_wanted(plan: Sequences[Arrival], block_tokens: int, *, shared: bool) -> int:
+    """Blocks with which one replica could hold all there is, had it every request and none ever finished.
+
+    More would never be used, but cost memory and time to set up.
+    """
+    named: set[int] = set()
+    unnamed = 0
+    for arrival in plan:
+        request = arrival.request
+        tokens = request.prompt_tokens + request.output_tokens
+        if shared:
+            named.update(request.block_ids)
+            tokens -= len(request.block_ids) * block_tokens
+        unnamed += -(-tokens // block_tokens)
+    # Twice what has a name: requests that compute the same block at the same time keep two copies of it.
+    return 2 * len(named) + unnamed
 
 
 def _request(sequence: Sequence) -> _Request:

@@ -28,10 +28,13 @@ class ReplicaSettings:
     max_model_len: int = 200_000
     prefix_caching: bool = True
 
-    def scheduler(self, block_tokens: int) -> Scheduler:
-        """An empty cache and a scheduler. Raises ValueError when the capacity is below one block."""
-        blocks = self.capacity_tokens // block_tokens
-        if blocks < 1:
+    def scheduler(self, block_tokens: int, blocks_wanted: int) -> Scheduler:
+        """An empty cache and a scheduler; memory for at most ``blocks_wanted`` blocks is kept track of.
+
+        Raises ValueError when the capacity is below one block.
+        """
+        blocks = min(self.capacity_tokens // block_tokens, blocks_wanted)
+        if self.capacity_tokens < block_tokens:
             raise ValueError(
                 f"capacity of {self.capacity_tokens} tokens: less than one block of {block_tokens}, raise it"
             )

@@ -1,0 +1,98 @@
+"""One streamed request to a running router, from the first byte sent to the last one read."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+
+from sim.sse import EventStream
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came back. Times are seconds from the request's start; ``None`` is "never" or "not told"."""
+
+    ttft_s: float | None = None
+    """To the first event with content: not the headers, not an event that only names the role."""
+    e2e_s: float = 0.0
+    error: str | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    replica: str | None = None
+    reason: str | None = None
+
+
+async def stream_request(session: aiohttp.ClientSession, url: str, body: bytes) -> Answer:
+    """POST ``body`` and read the stream to its end. Never raises: what goes wrong is the answer's ``error``.
+
+    A stream counts only if it ends with ``[DONE]``; an error event in it, a broken transfer and a silent end
+    are errors, however much came before.
+    """
+    answer = Answer()
+    started_s = time.perf_counter()
+    try:
+        async with session.post(
+            url, data=body, headers={"content-type": "application/json", "accept": "text/event-stream"}
+        ) as response:
+            answer.replica = response.headers.get("x-warmroute-replica")
+            answer.reason = response.headers.get("x-warmroute-reason")
+            if response.status != 200:
+                await response.read()
+                answer.error = f"status {response.status}"
+            else:
+                await _read(response, answer, started_s)
+    except TimeoutError:
+        answer.error = "timed out"
+    except aiohttp.ClientPayloadError:
+        answer.error = "truncated: the transfer broke"
+    except (aiohttp.ClientError, OSError) as error:
+        answer.error = f"connection failed: {type(error).__name__}"
+    answer.e2e_s = time.perf_counter() - started_s
+    return answer
+
+
+async def _read(response: aiohttp.ClientResponse, answer: Answer, started_s: float) -> None:
+    events = EventStream()
+    async for received in response.content.iter_any():
+        for data in events.feed(received):
+            if data == b"[DONE]":
+                if answer.ttft_s is None:  # an answer without text: its end is all there is to see
+                    answer.ttft_s = time.perf_counter() - started_s
+                return
+            _take(data, answer, started_s)
+            if answer.error is not None:
+                return
+    answer.error = "truncated: the stream ended without [DONE]"
+
+
+def _take(data: bytes, answer: Answer, started_s: float) -> None:
+    try:
+        event = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        event = None
+    if type(event) is not dict:
+        answer.error = "garbage: an event that is no JSON object"
+        return
+    if event.get("error"):
+        answer.error = "error event in the stream"
+        return
+    if answer.ttft_s is None and any(_has_content(choice) for choice in event.get("choices") or ()):
+        answer.ttft_s = time.perf_counter() - started_s
+    usage = event.get("usage")
+    if type(usage) is dict:
+        answer.prompt_tokens = usage.get("prompt_tokens")
+        answer.output_tokens = usage.get("completion_tokens")
+        answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+
+
+def _has_content(choice: dict[str, Any]) -> bool:
+    delta = choice.get("delta") or {}
+    return bool(
+        delta.get("content")
+        or delta.get("reasoning_content")
+        or delta.get("tool_calls")
+        or choice.get("text")
+    )

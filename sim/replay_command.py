@@ -1,0 +1,176 @@
+"""``warmroute replay``: a trace sent to a running router; the figures of ``simulate``, from real answers."""
+
+import argparse
+import asyncio
+import secrets
+import sys
+
+import aiohttp
+import orjson
+
+from sim.command_arguments import add_trace_arguments, number, whole_number
+from sim.progress_view import ProgressView
+from sim.replay import Replay, ReplaySettings, prompt_scale, replay
+from sim.results import Slo
+from sim.results_table import results_table, table_console
+from sim.workload.sources import open_text_or_trace
+from sim.workload.trace import Trace, TraceError
+
+ASK_LIMIT_S = 10.0
+
+
+class RouterUnreachable(Exception):
+    """Nobody answers where the router should be."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument(
+        "--url", required=True, help="the router's (or a replica's) public address, http://HOST:PORT"
+    )
+    add_trace_arguments(parser)
+    parser.add_argument(
+        "--speed",
+        type=number(0.0, above=True),
+        default=1.0,
+        metavar="X",
+        help="timed traces: X times as fast as recorded; sessions: X start in a second (default %(default)g)",
+    )
+    parser.add_argument("--model", help="model to ask for (default: the first that /v1/models names)")
+    parser.add_argument(
+        "--chars-per-token",
+        type=number(0.0, above=True),
+        default=4.0,
+        metavar="X",
+        help="characters of made-up text per token of the trace (default %(default)g)",
+    )
+    parser.add_argument(
+        "--max-prompt-tokens",
+        type=whole_number(1),
+        metavar="N",
+        help="for small models: shorten all prompts in proportion until the longest has N tokens; recorded "
+        "conversations end before the first longer prompt instead",
+    )
+    parser.add_argument(
+        "--max-output-tokens", type=whole_number(1), metavar="N", help="ask for at most N tokens"
+    )
+    parser.add_argument(
+        "--ignore-eos",
+        action="store_true",
+        help="ask for exactly the recorded output length, if the server can",
+    )
+    parser.add_argument(
+        "--cold-prefill-us",
+        type=number(0.0),
+        metavar="US",
+        help="cold prefill per token for the SLO (default: the fastest tenth of this run's cold prompts)",
+    )
+    parser.add_argument(
+        "--salt", help="makes prompts differ from those of other runs (default: random, new for each run)"
+    )
+    parser.add_argument(
+        "--label", default="replay", help="name of this run in table and JSON (default %(default)s)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command. 0 done, 1 no request succeeded, 2 the arguments or the trace are wrong."""
+    if not args.url.startswith(("http://", "https://")):
+        return _say(f"--url {args.url}: expected http://HOST:PORT or https://…", 2)
+    try:
+        trace, text = open_text_or_trace(
+            args.trace, block_tokens=args.block_size, requests=args.requests, seed=args.seed
+        )
+        if text is not None:
+            text = text.up_to(args.max_prompt_tokens)
+            trace = text.trace
+    except TraceError as error:
+        return _say(str(error), 2)
+    try:
+        model = args.model or asyncio.run(_first_model(args.url))
+    except RouterUnreachable as error:
+        return _say(str(error), 1)
+    settings = ReplaySettings(
+        url=args.url,
+        model=model,
+        salt=args.salt or secrets.token_hex(4),
+        speed=args.speed,
+        seed=args.seed,
+        characters_per_token=args.chars_per_token,
+        max_prompt_tokens=args.max_prompt_tokens,
+        max_output_tokens=args.max_output_tokens,
+        ignore_eos=args.ignore_eos,
+        mean_think_s=args.think,
+        slo=Slo(args.slo_ttft_ms, args.slo_tpot_ms),
+        warmup_share=args.warmup,
+        cold_prefill_us=args.cold_prefill_us,
+        label=args.label,
+    )
+    with ProgressView() as view:
+        done = asyncio.run(replay(trace, settings, text=text, progress=view.update))
+    if args.json:
+        print(orjson.dumps([done.result.json_object()], option=orjson.OPT_INDENT_2).decode())
+    else:
+        _print_table(args, trace, settings, done)
+    if done.result.errors == done.result.requests:
+        kinds = ", ".join(f"{kind} ({count})" for kind, count in done.result.error_kinds)
+        return _say(f"no request succeeded: {kinds}", 1)
+    return 0
+
+
+async def _first_model(url: str) -> str:
+    address = url.rstrip("/") + "/v1/models"
+    limit = aiohttp.ClientTimeout(total=ASK_LIMIT_S)
+    try:
+        async with aiohttp.ClientSession(timeout=limit) as session, session.get(address) as response:
+            models = orjson.loads(await response.read())["data"] if response.status == 200 else []
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise RouterUnreachable(
+            f"{address} cannot be reached ({error or type(error).__name__}); is the router running there?"
+        ) from error
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        models = []
+    if not models:
+        raise RouterUnreachable(f"{address} names no model; give one with --model")
+    return str(models[0].get("id"))
+
+
+def _print_table(args: argparse.Namespace, trace: Trace, settings: ReplaySettings, done: Replay) -> None:
+    result = done.result
+    pace = f"{args.speed:g} sessions a second" if trace.in_sessions else f"{args.speed:g} times as fast"
+    lines = [
+        f"{trace.name}, {pace}: {len(trace.requests):,} requests to {args.url} ({settings.model}), "
+        f"{result.wall_s:.1f} s, salt {settings.salt}",
+        f"measured: the last {result.requests:,} (the first {args.warmup:.0%} of the time warms the caches)"
+        + (
+            f"; one infinite cache would have cached {result.ideal_cached_share:.3f} of prompt tokens"
+            if result.ideal_cached_share is not None
+            else ""
+        ),
+    ]
+    scale = prompt_scale(trace, settings.max_prompt_tokens)
+    if scale < 1.0:
+        lines.append(f"prompts shortened to {scale:.2%} of their length")
+    console = table_console()
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)
+    console.print(results_table([result], console))
+    console.print(
+        f"in SLO: TTFT within {args.slo_ttft_ms:g} ms + {done.cold_prefill_us:.1f} µs a prompt token "
+        f"({'as given' if args.cold_prefill_us is not None else 'the fastest tenth of this run'}), decoding "
+        f"within 1 s + {args.slo_tpot_ms:g} ms a token. Requests were sent at most "
+        f"{1e3 * (result.send_lag_p99_s or 0.0):.1f} ms late (p99).",
+        soft_wrap=True,
+    )
+    for kind, count in result.error_kinds:
+        console.print(f"{count} x {kind}", soft_wrap=True, markup=False)
+    if done.without_usage:
+        console.print(
+            f"{done.without_usage} answers told no usage: they count as uncached and have no TPOT",
+            soft_wrap=True,
+        )
+
+
+def _say(message: str, code: int) -> int:
+    print(f"warmroute replay: {message}", file=sys.stderr)
+    return code
