@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 
 from sim.demo.personas import PERSONAS, POPULAR, Persona
 
@@ -58,9 +59,9 @@ def make_script(conversations: int, turns: int, seed: int) -> tuple[Conversation
 def _conversation(
     rng: random.Random, persona: Persona, number: int, starts_at_s: float, turns: int, *, in_burst: bool
 ) -> Conversation:
-    says = [rng.choice(persona.openings)]
-    while len(says) < turns:
-        says += rng.sample(persona.follow_ups, min(len(persona.follow_ups), turns - len(says)))
+    opening = rng.choice(persona.openings)
+    follow_ups = cycle(rng.sample(persona.follow_ups, len(persona.follow_ups)))
+    says = (opening, *islice(follow_ups, turns - 1))
     facts = {
         "name": rng.choice(NAMES),
         "code": "".join(rng.choices(CODE_LETTERS, k=6)),

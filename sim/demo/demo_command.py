@@ -14,6 +14,7 @@ import orjson
 from rich.console import Console
 
 from router.routing.policies import POLICIES
+from sim.command_arguments import whole_number
 from sim.demo.chat_client import ChatError
 from sim.demo.conversation_script import make_script
 from sim.demo.demo_run import DemoOutcome, DemoPlan, run_demo
@@ -38,15 +39,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="policies to play the script under, in this order (default %(default)s)",
     )
     parser.add_argument("--model", default="smollm2", help="what the replicas serve (default %(default)s)")
-    for name, default, text in (
-        ("--conversations", 18, "how many conversations, a third of them in a burst"),
-        ("--turns", 4, "turns of each conversation"),
-        ("--reply-tokens", 20, "longest reply"),
-        ("--kv-tokens", 8_192, "tokens that each replica's KV cache holds"),
-        ("--seed", 1, "seed of the script"),
+    for name, least, default, text in (
+        ("--conversations", 1, 18, "how many conversations, a third of them in a burst"),
+        ("--turns", 1, 4, "turns of each conversation"),
+        ("--reply-tokens", 1, 20, "longest reply"),
+        ("--kv-tokens", 2_048, 8_192, "tokens that each replica's KV cache holds"),
+        ("--seed", 0, 1, "seed of the script"),
     ):
         parser.add_argument(
-            name, type=int, default=default, metavar="N", help=f"{text} (default %(default)s)"
+            name,
+            type=whole_number(least),
+            default=default,
+            metavar="N",
+            help=f"{text} (default %(default)s)",
         )
     parser.add_argument("--json", metavar="FILE", help="write the figures there too")
     parser.add_argument("--keep-logs", action="store_true", help="keep configs and logs of all processes")
@@ -93,10 +98,6 @@ def demo_plan(args: argparse.Namespace) -> DemoPlan:
         raise ArgumentError(
             f"--policies {args.policies!r}: expected one or more different of {', '.join(POLICIES)}"
         )
-    for name, least in (("conversations", 1), ("turns", 1), ("reply_tokens", 1), ("kv_tokens", 2_048)):
-        if getattr(args, name) < least:
-            flag = name.replace("_", "-")
-            raise ArgumentError(f"--{flag} {getattr(args, name)}: expected at least {least}")
     if args.json and not Path(args.json).absolute().parent.is_dir():
         raise ArgumentError(f"--json {args.json}: the folder does not exist; make it first")
     return DemoPlan(

@@ -11,7 +11,7 @@ import aiohttp
 import yaml
 
 from sim.demo.chat_client import Message, stream_chat
-from sim.demo.processes import Child, ChildProcesses, free_ports
+from sim.demo.processes import Child, ChildProcesses, free_ports, warmroute
 
 LOAD_LIMIT_S = 120.0
 ROUTER_LIMIT_S = 20.0
@@ -56,7 +56,7 @@ async def start_replicas(
         config.write_text(yaml.safe_dump(replica_config(plan, port)), encoding="utf-8")
         threads = str(plan.threads)
         child = children.start(
-            name, ["replica", str(config)], {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+            name, warmroute("replica", str(config)), {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         )
         replicas.append(LocalReplica(name, f"http://127.0.0.1:{port}", child))
 
@@ -92,7 +92,7 @@ async def start_router(
         ),
         encoding="utf-8",
     )
-    child = children.start(f"router-{policy}", ["serve", str(config)])
+    child = children.start(f"router-{policy}", warmroute("serve", str(config)))
     router = LocalRouter(f"http://{listen}", f"http://{admin}", child)
     await children.wait_ready(child, router.url + "/readiness", ROUTER_LIMIT_S)
     return router

@@ -101,15 +101,13 @@ class ChildProcesses:
         """Children that have not been stopped."""
         return list(self._children)
 
-    def start(
-        self, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
-    ) -> Child:
-        """Start ``warmroute`` with ``arguments``, detached from the terminal's Ctrl-C."""
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Child:
+        """Start ``command``, detached from the terminal's Ctrl-C; this project can be imported in it."""
         log = self._log_folder / f"{name}.log"
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "warmroute", *arguments],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -167,6 +165,11 @@ def _die_with_parent() -> None:
     """In the child, before it runs: ask Linux to end it when the parent is killed without a chance to."""
     assert _LIBC is not None
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def warmroute(*arguments: str) -> list[str]:
+    """The command line that runs ``warmroute`` with this Python."""
+    return [sys.executable, "-m", "warmroute", *arguments]
 
 
 def free_ports(count: int) -> list[int]:
