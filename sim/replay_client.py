@@ -1,6 +1,7 @@
 """One streamed request to a running router, from the first byte sent to the last one read."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,8 @@ import aiohttp
 import orjson
 
 from sim.sse import EventStream
+
+DETAIL_CHARACTERS = 300
 
 
 @dataclass(slots=True)
@@ -18,11 +21,17 @@ class Answer:
     """To the first event with content: not the headers, not an event that only names the role."""
     e2e_s: float = 0.0
     error: str | None = None
+    """What went wrong, in few words that can be counted."""
+    error_detail: str = ""
+    """What the server said about it."""
+    text: str = ""
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
     replica: str | None = None
     reason: str | None = None
+    matched_tokens: int | None = None
+    """Prompt tokens that the router believed to be cached."""
 
 
 async def stream_request(session: aiohttp.ClientSession, url: str, body: bytes) -> Answer:
@@ -37,11 +46,10 @@ async def stream_request(session: aiohttp.ClientSession, url: str, body: bytes) 
         async with session.post(
             url, data=body, headers={"content-type": "application/json", "accept": "text/event-stream"}
         ) as response:
-            answer.replica = response.headers.get("x-warmroute-replica")
-            answer.reason = response.headers.get("x-warmroute-reason")
+            _take_routing(response.headers, answer)
             if response.status != 200:
-                await response.read()
                 answer.error = f"status {response.status}"
+                answer.error_detail = (await response.text(errors="replace"))[:DETAIL_CHARACTERS]
             else:
                 await _read(response, answer, started_s)
     except TimeoutError:
@@ -50,8 +58,16 @@ async def stream_request(session: aiohttp.ClientSession, url: str, body: bytes) 
         answer.error = "truncated: the transfer broke"
     except (aiohttp.ClientError, OSError) as error:
         answer.error = f"connection failed: {type(error).__name__}"
+        answer.error_detail = str(error)
     answer.e2e_s = time.perf_counter() - started_s
     return answer
+
+
+def _take_routing(headers: Mapping[str, str], answer: Answer) -> None:
+    answer.replica = headers.get("x-warmroute-replica")
+    answer.reason = headers.get("x-warmroute-reason")
+    matched = headers.get("x-warmroute-matched-tokens", "")
+    answer.matched_tokens = int(matched) if matched.isdecimal() else None
 
 
 async def _read(response: aiohttp.ClientResponse, answer: Answer, started_s: float) -> None:
@@ -78,8 +94,12 @@ def _take(data: bytes, answer: Answer, started_s: float) -> None:
         return
     if event.get("error"):
         answer.error = "error event in the stream"
+        answer.error_detail = data[:DETAIL_CHARACTERS].decode("utf-8", "replace")
         return
-    if answer.ttft_s is None and any(_has_content(choice) for choice in event.get("choices") or ()):
+    choices = event.get("choices") or ()
+    for choice in choices:
+        answer.text += (choice.get("delta") or {}).get("content") or choice.get("text") or ""
+    if answer.ttft_s is None and any(_has_content(choice) for choice in choices):
         answer.ttft_s = time.perf_counter() - started_s
     usage = event.get("usage")
     if type(usage) is dict:

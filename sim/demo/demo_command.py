@@ -15,7 +15,6 @@ from rich.console import Console
 
 from router.routing.policies import POLICIES
 from sim.command_arguments import whole_number
-from sim.demo.chat_client import ChatError
 from sim.demo.conversation_script import make_script
 from sim.demo.demo_run import DemoOutcome, DemoPlan, run_demo
 from sim.demo.local_fleet import ReplicaPlan, threads_per_replica
@@ -69,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     keep, began_at = bool(args.keep_logs), time.monotonic()
     try:
         outcome = asyncio.run(_until_signalled(plan, folder, make_view(console)))
-    except (ChildError, ChatError) as error:
+    except ChildError as error:
         keep = True
         print(f"warmroute demo: {error}", file=sys.stderr)
         return 1

@@ -10,23 +10,24 @@ from pathlib import Path
 
 import aiohttp
 
-from sim.demo.chat_client import ChatAnswer, Message, stream_chat
 from sim.demo.conversation_script import Conversation, system_prompts_used
 from sim.demo.figures import DemoFigures, demo_figures
 from sim.demo.local_fleet import (
     LocalReplica,
     LocalRouter,
     ReplicaPlan,
+    ask,
     forget_prefixes,
     measure_prefill,
     start_replicas,
     start_router,
 )
 from sim.demo.memory import memory_mib
-from sim.demo.play_script import RequestRecord, play
+from sim.demo.play_script import Message, RequestRecord, play
 from sim.demo.processes import ChildProcesses
 from sim.demo.run_board import ReplicaBoard, RunBoard
 from sim.demo.views import View
+from sim.replay_client import Answer
 
 REQUEST_LIMIT_S = 90.0
 POLL_EVERY_S = 0.5
@@ -56,7 +57,7 @@ class DemoOutcome:
 
 
 async def run_demo(plan: DemoPlan, folder: Path, view: View) -> DemoOutcome:
-    """Play the demo; configs and logs go to ``folder``. Raises ``ChildError`` or ``ChatError``.
+    """Play the demo; configs and logs go to ``folder``. Raises ``ChildError``.
 
     Whatever was started is stopped when this returns or raises.
     """
@@ -110,7 +111,8 @@ class _Course:
             f"and room for {plan.replica.kv_tokens:,} tokens of KV each"
         )
         replicas = await start_replicas(self._children, self._folder, plan.replicas, plan.replica, say)
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        connector, limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=REQUEST_LIMIT_S)
+        async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:
             system = plan.script[0].system
             cost_s = await measure_prefill(session, replicas, plan.replica.model, system)
             self._outcome.prefill_s_per_token = cost_s
@@ -135,25 +137,19 @@ class _Course:
         cost_s = self._outcome.prefill_s_per_token
         board = RunBoard(policy, requests, cost_s, {name: ReplicaBoard() for name in names})
 
-        async def ask(messages: Sequence[Message]) -> ChatAnswer:
-            return await stream_chat(
-                session,
-                router.url,
-                messages,
-                model=self._plan.replica.model,
-                max_tokens=self._plan.reply_tokens,
-                timeout_s=REQUEST_LIMIT_S,
-            )
+        async def ask_router(messages: Sequence[Message]) -> Answer:
+            model = self._plan.replica.model
+            return await ask(session, router.url, model, messages, self._plan.reply_tokens)
 
         def done(record: RequestRecord) -> None:
             board.request_done(record)
             self._view.changed(board, record)
-            if record.error is not None and self._outcome.first_error is None:
-                self._outcome.first_error = record.error
+            if record.answer.error is not None and self._outcome.first_error is None:
+                self._outcome.first_error = f"{record.answer.error} {record.answer.error_detail}"
 
         poll = asyncio.create_task(self._poll(session, router, board), name="poll fleet")
         try:
-            records = await play(self._plan.script, ask, done)
+            records = await play(self._plan.script, ask_router, done)
         finally:
             await _cancelled(poll)
         self._children.stop([router.child])

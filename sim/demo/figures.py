@@ -52,7 +52,7 @@ def demo_figures(
     )
     good = [outcome for outcome in outcomes if outcome.error is None]
     cached_tokens = sum(outcome.cached_tokens for outcome in good)
-    burst = sorted(r.answer.ttft_s for r in records if r.in_burst and r.answer is not None)
+    burst = sorted(r.answer.ttft_s for r in records if r.in_burst and r.answer.ttft_s is not None)
     return DemoFigures(
         result=result,
         prompt_tokens=sum(outcome.prompt_tokens for outcome in good),
@@ -64,20 +64,16 @@ def demo_figures(
 
 def _outcome(record: RequestRecord, replicas: Sequence[str]) -> Outcome:
     answer = record.answer
-    if answer is None:
-        return Outcome(record.sent_at_s, 0, 0, 0, None, record.took_s, error=record.error)
-    routing = answer.routing
     return Outcome(
         sent_s=record.sent_at_s,
-        prompt_tokens=answer.prompt_tokens,
-        output_tokens=answer.output_tokens,
-        cached_tokens=answer.cached_tokens,
+        prompt_tokens=answer.prompt_tokens or 0,
+        output_tokens=answer.output_tokens or 0,
+        cached_tokens=answer.cached_tokens or 0,
         ttft_s=answer.ttft_s,
         e2e_s=answer.e2e_s,
-        replica=replicas.index(routing.replica)
-        if routing is not None and routing.replica in replicas
-        else None,
-        spilled=routing is not None and routing.reason == "spill",
+        replica=replicas.index(answer.replica) if answer.replica in replicas else None,
+        spilled=answer.reason == "spill",
+        error=answer.error,
     )
 
 
@@ -89,7 +85,7 @@ def ideal_cached_share(records: Sequence[RequestRecord]) -> float | None:
     cache = InfiniteCache(IDEAL_BLOCK_CHARACTERS)
     hit = total = 0
     for record in records:
-        if record.answer is None:
+        if record.answer.error is not None:
             continue
         prompt = "".join(f"<{message['role']}>{message['content']}" for message in record.messages)
         hit += cache.arrived(_block_ids(prompt), len(prompt))

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import orjson
 import yaml
 
-from sim.demo.chat_client import Message, stream_chat
-from sim.demo.processes import Child, ChildProcesses, free_ports, warmroute
+from sim.demo.play_script import Message
+from sim.demo.processes import Child, ChildError, ChildProcesses, free_ports, warmroute
+from sim.replay_client import Answer, stream_request
 
 LOAD_LIMIT_S = 120.0
 ROUTER_LIMIT_S = 20.0
@@ -114,19 +116,35 @@ async def measure_prefill(
     """
     costs = []
     for replica in replicas:
-        answer = None
         for salt in ("warm-up", "measured"):
             # The salt comes first, so that the second prompt finds nothing of the first.
             messages: list[Message] = [
                 {"role": "system", "content": f"{salt}\n{system}"},
                 {"role": "user", "content": "Hello!"},
             ]
-            answer = await stream_chat(
-                session, replica.url, messages, model=model, max_tokens=2, timeout_s=LOAD_LIMIT_S
-            )
-        assert answer is not None
-        costs.append(answer.ttft_s / (answer.prompt_tokens - answer.cached_tokens))
+            answer = await ask(session, replica.url, model, messages, max_tokens=2)
+            if answer.error is not None:
+                raise ChildError(
+                    f"{replica.name}: {answer.error} {answer.error_detail}\n{replica.child.tail()}"
+                )
+        assert answer.ttft_s is not None
+        costs.append(answer.ttft_s / ((answer.prompt_tokens or 1) - (answer.cached_tokens or 0)))
     return sum(costs) / len(costs)
+
+
+async def ask(
+    session: aiohttp.ClientSession, url: str, model: str, messages: Sequence[Message], max_tokens: int
+) -> Answer:
+    """A streamed chat answer from the server at ``url``, greedy; errors are in the answer."""
+    body = {
+        "model": model,
+        "messages": messages,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    return await stream_request(session, url + "/v1/chat/completions", orjson.dumps(body))
 
 
 def threads_per_replica(replicas: int) -> int:

@@ -5,10 +5,11 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from sim.demo.chat_client import ChatAnswer, ChatError, Message
 from sim.demo.conversation_script import Conversation
+from sim.replay_client import Answer
 
-Ask = Callable[[Sequence[Message]], Awaitable[ChatAnswer]]
+Message = dict[str, str]
+Ask = Callable[[Sequence[Message]], Awaitable[Answer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +21,8 @@ class RequestRecord:
     in_burst: bool
     sent_at_s: float
     """Since the script began."""
-    took_s: float
-    """Until the answer or the error was complete."""
     messages: tuple[Message, ...]
-    answer: ChatAnswer | None
-    error: str | None
+    answer: Answer
 
 
 async def play(
@@ -56,23 +54,17 @@ async def _converse(
         await asyncio.sleep(think_s)
         messages.append({"role": "user", "content": says})
         sent_at = time.monotonic()
-        answer, error = None, None
-        try:
-            answer = await ask(messages)
-        except ChatError as failure:
-            error = str(failure)
+        answer = await ask(messages)
         note(
             RequestRecord(
                 conversation=conversation.name,
                 turn=turn,
                 in_burst=conversation.in_burst,
                 sent_at_s=sent_at - began_at,
-                took_s=time.monotonic() - sent_at,
                 messages=tuple(messages),
                 answer=answer,
-                error=error,
             )
         )
-        if answer is None:
+        if answer.error is not None:
             return
         messages.append({"role": "assistant", "content": answer.text})

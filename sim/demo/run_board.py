@@ -44,19 +44,18 @@ class RunBoard:
     def request_done(self, record: RequestRecord) -> None:
         """A request was answered, or failed."""
         self.done += 1
-        self.elapsed_s = max(self.elapsed_s, record.sent_at_s + record.took_s)
+        self.elapsed_s = max(self.elapsed_s, record.sent_at_s + record.answer.e2e_s)
         self.recent.append(record)
-        if record.answer is None:
+        answer = record.answer
+        if answer.error is not None:
             self.errors += 1
             return
-        routing = record.answer.routing
-        if routing is None or routing.replica not in self.replicas:
-            return
-        replica = self.replicas[routing.replica]
-        replica.requests += 1
-        replica.prompt_tokens += record.answer.prompt_tokens
-        replica.cached_tokens += record.answer.cached_tokens
-        self.spills += routing.reason == "spill"
+        self.spills += answer.reason == "spill"
+        if answer.replica in self.replicas:
+            replica = self.replicas[answer.replica]
+            replica.requests += 1
+            replica.prompt_tokens += answer.prompt_tokens or 0
+            replica.cached_tokens += answer.cached_tokens or 0
 
     def fleet_seen(self, fleet: dict[str, Any], elapsed_s: float) -> None:
         """The router's ``/fleet``, read ``elapsed_s`` after the run's start."""

@@ -12,7 +12,14 @@ from rich.text import Text
 from sim.demo.play_script import RequestRecord
 from sim.demo.run_board import RunBoard
 
-REASON_STYLES = {"warm": "green", "spill": "yellow", "cold": "cyan", "retry": "red", "panic": "red"}
+REASON_STYLES = {
+    "warm": "green",
+    "spill": "yellow",
+    "cold": "cyan",
+    "retry": "red",
+    "panic": "red",
+    "failed": "red",
+}
 
 
 class View(Protocol):
@@ -89,16 +96,16 @@ def make_view(console: Console) -> View:
 
 
 def _line(board: RunBoard, record: RequestRecord) -> str:
-    when = f"{record.sent_at_s + record.took_s:6.1f} s  {record.conversation} turn {record.turn}"
     answer = record.answer
-    if answer is None:
-        return f"{when}: FAILED, {record.error}"
-    where = ""
-    if (routing := answer.routing) is not None:
-        where = f" -> {routing.replica} {routing.reason} (matched {routing.matched_tokens})"
+    when = f"{record.sent_at_s + answer.e2e_s:6.1f} s  {record.conversation} turn {record.turn}"
+    if answer.error is not None:
+        return f"{when}: FAILED, {answer.error} {answer.error_detail}"
+    where = (
+        f" -> {answer.replica} {answer.reason} (matched {answer.matched_tokens})" if answer.replica else ""
+    )
     return (
-        f"{when}{where}: {answer.cached_tokens} of {answer.prompt_tokens} tokens cached, "
-        f"saves {board.saved_ms(answer.cached_tokens):.0f} ms, TTFT {answer.ttft_s * 1_000:.0f} ms"
+        f"{when}{where}: {answer.cached_tokens} of {answer.prompt_tokens} tokens cached, saves "
+        f"{board.saved_ms(answer.cached_tokens or 0):.0f} ms, TTFT {(answer.ttft_s or 0.0) * 1_000:.0f} ms"
     )
 
 
@@ -143,21 +150,21 @@ def _recent_table(board: RunBoard) -> Table:
         table.add_column(name, justify="right")
     for record in reversed(board.recent):
         answer = record.answer
-        if answer is None:
-            table.add_row(
-                record.conversation, str(record.turn), "", Text("failed", style="red"), "", "", "", ""
-            )
-            continue
-        routing = answer.routing
-        reason = routing.reason if routing is not None else ""
+        reason = answer.reason or ""
+        if answer.error is not None:
+            reason = "failed"
         table.add_row(
             record.conversation,
             str(record.turn),
-            routing.replica if routing is not None else "",
+            answer.replica or "",
             Text(reason, style=REASON_STYLES.get(reason, "")),
-            str(routing.matched_tokens) if routing is not None else "",
-            f"{answer.cached_tokens} / {answer.prompt_tokens}",
-            f"{board.saved_ms(answer.cached_tokens):.0f}",
-            f"{answer.ttft_s * 1_000:.0f}",
+            _number(answer.matched_tokens),
+            f"{_number(answer.cached_tokens)} / {_number(answer.prompt_tokens)}",
+            _number(board.saved_ms(answer.cached_tokens or 0)),
+            _number(None if answer.ttft_s is None else answer.ttft_s * 1_000),
         )
     return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"

@@ -43,6 +43,10 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
+def fail() -> None:
+    raise RuntimeError
+
+
 def start_and_see_output(children: ChildProcesses, code: str) -> Child:
     child = children.start("child", python(code))
     assert until(lambda: bool(child.tail()))
@@ -66,7 +70,7 @@ def test_leaving_by_an_error_stops_what_the_child_started(tmp_path: Path) -> Non
         child = start_and_see_output(children, WITH_GRANDCHILD)
         grandchild = int(child.tail().split()[0])
         assert alive(grandchild)
-        raise RuntimeError
+        fail()
     assert until(lambda: not alive(grandchild))
 
 
