@@ -6,6 +6,7 @@ DEFAULT_PREFILL = PrefillCost(fixed_s=0.004, per_token_s=62.5e-6, attention_toke
 DEFAULT_DECODE = DecodeCost(fixed_s=0.008, per_sequence_s=60e-6)
 FORGET_PER_OBSERVATION = 0.98
 OWN_AFTER_OBSERVATIONS = 5
+REFRESH_EVERY = 8
 PRIOR_OBSERVATIONS_S = 0.05
 SLOWEST, FASTEST = 200.0, 0.005
 
@@ -156,7 +157,8 @@ class ReplicaCost:
         self.prefills_seen += 1
         self._own_prefill_factor = _bounded(self._busy_s / self._predicted_s)
         self._own_prefill_share = _own_share(self.prefills_seen)
-        self.refresh()
+        if self.prefills_seen < REFRESH_EVERY or not self.prefills_seen % REFRESH_EVERY:
+            self.refresh()
         self._fleet.prefilled(busy, predicted)
 
     def prefill_abandoned(self, now: float, still_queued: int) -> None:
@@ -172,7 +174,6 @@ class ReplicaCost:
         self._own_decode_factor += max(0.02, 1.0 / (self.steps_seen + 1)) * (ratio - self._own_decode_factor)
         self.steps_seen += 1
         self._own_decode_share = _own_share(self.steps_seen)
-        self.refresh()
         self._fleet.decoded(ratio)
 
 

@@ -99,7 +99,7 @@ class ReplicaState:
     @property
     def in_flight(self) -> int:
         """Requests sent and not over."""
-        return self.ledger.queued + self.ledger.decoding
+        return self.ledger.in_flight
 
     @property
     def usable(self) -> bool:
@@ -253,27 +253,26 @@ class Fleet:
         keys = prompt.keys
         if self._use_index and keys:
             matched = self.index.match(keys)
-            if any(matched):
-                end = prompt.layout.end
-                for index, blocks in enumerate(matched):
-                    if blocks:
-                        # The last token is always computed, so a hit is never the whole prompt.
-                        matched[index] = min(prompt_tokens - 1, int(end(blocks) * ratio))
+            end = prompt.layout.end
+            # The last token is always computed, so a hit is never the whole prompt. Depths repeat.
+            tokens = {blocks: min(prompt_tokens - 1, int(end(blocks) * ratio)) for blocks in set(matched)}
+            matched = [tokens[blocks] for blocks in matched]
         else:
             matched = [0] * len(self.replicas)
-        count = len(self.replicas)
+        route_key = None
+        if keys:
+            depth = prompt.layout.blocks(int(ROUTE_KEY_TOKENS / ratio)) or 1
+            route_key = keys[(depth if depth < len(keys) else len(keys)) - 1]
         return RoutingRequest(
-            now=now,
-            prompt_tokens=prompt_tokens,
-            matched_tokens=matched,
-            session=session,
-            route_key=keys[min(len(keys), prompt.layout.blocks(int(ROUTE_KEY_TOKENS / ratio)) or 1) - 1]
-            if keys
-            else None,
-            arrivals_per_replica_s=self.arrivals_per_s(now) / count,
-            fleet_utilization=self._utilization(now),
-            decode_price=self.decode_price,
-            expected_output_tokens=self._expected_output(prompt),
+            now,
+            prompt_tokens,
+            matched,
+            session,
+            route_key,
+            self.arrivals_per_s(now) / len(self.replicas),
+            self._utilization(now),
+            self.decode_price,
+            self._expected_output(prompt),
         )
 
     def _utilization(self, now: float) -> float:

@@ -5,6 +5,7 @@ from math import exp
 UTILIZATION_WINDOW_S = 60.0
 UTILIZATION_REFRESH_S = 0.25
 MAX_UTILIZATION = 0.95
+IDLE = float("-inf")
 
 
 class Booking:
@@ -44,11 +45,12 @@ class Ledger:
     """
 
     __slots__ = (
-        "_free_at",
         "_queued_prefill_s",
         "_utilization",
         "_utilization_at",
         "decoding",
+        "free_at",
+        "in_flight",
         "outstanding_tokens",
         "queued",
     )
@@ -56,9 +58,12 @@ class Ledger:
     def __init__(self) -> None:
         self.queued = 0
         self.decoding = 0
+        self.in_flight = 0
+        """``queued + decoding``."""
         self.outstanding_tokens = 0
+        self.free_at = IDLE
+        """When the queued prefill will be done, if the predictions hold; far in the past when idle."""
         self._queued_prefill_s = 0.0
-        self._free_at = 0.0
         self._utilization = 0.0
         self._utilization_at = 0.0
 
@@ -66,9 +71,10 @@ class Ledger:
         """Reserve ``prefill_s`` seconds from ``now`` for a request that is being sent."""
         booking = Booking(prefill_s, new_tokens, expected_output_tokens, now)
         self.queued += 1
+        self.in_flight += 1
         self.outstanding_tokens += new_tokens + expected_output_tokens
         self._queued_prefill_s += prefill_s
-        self._free_at = (self._free_at if self._free_at > now else now) + prefill_s
+        self.free_at = (self.free_at if self.free_at > now else now) + prefill_s
         self.utilization(now)
         self._utilization += prefill_s / UTILIZATION_WINDOW_S
         return booking
@@ -91,22 +97,24 @@ class Ledger:
             self._leave_queue(booking, now)
         else:
             self.decoding -= 1
+        self.in_flight -= 1
         self.outstanding_tokens -= booking.expected_output_tokens
         booking.state = Booking.RELEASED
         return True
 
     def _leave_queue(self, booking: Booking, now: float) -> None:
         self.queued -= 1
-        # Summing and subtracting floats drifts: an empty queue is exactly zero.
-        self._queued_prefill_s = self._queued_prefill_s - booking.prefill_s if self.queued else 0.0
-        self._free_at = now + self._queued_prefill_s
+        if self.queued:
+            self._queued_prefill_s -= booking.prefill_s
+            self.free_at = now + self._queued_prefill_s
+        else:  # summing and subtracting floats drifts: an empty queue is exactly zero
+            self._queued_prefill_s = 0.0
+            self.free_at = IDLE
 
     def backlog_s(self, now: float) -> float:
         """Seconds of prefill ahead of a request sent ``now``; 0 when nothing is queued."""
-        left = self._free_at - now
-        if left <= 0.0 or not self.queued:
-            return 0.0
-        return left if left < self._queued_prefill_s else self._queued_prefill_s
+        left = self.free_at - now
+        return left if left > 0.0 else 0.0
 
     @property
     def queued_prefill_s(self) -> float:

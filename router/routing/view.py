@@ -18,6 +18,14 @@ class LedgerView(Protocol):
         """Requests past their first token."""
 
     @property
+    def in_flight(self) -> int:
+        """``queued + decoding``."""
+
+    @property
+    def free_at(self) -> float:
+        """When the queued prefill will be done; in the past when there is none."""
+
+    @property
     def outstanding_tokens(self) -> int:
         """Uncached prompt tokens and expected reply tokens of everything in flight."""
 
@@ -82,7 +90,6 @@ class RoutingRequest:
 
     def __init__(
         self,
-        *,
         now: float,
         prompt_tokens: int,
         matched_tokens: Sequence[int],

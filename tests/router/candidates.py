@@ -18,6 +18,14 @@ class FakeLedger:
     backlog: float = 0.0
     load: float = 0.0
 
+    @property
+    def in_flight(self) -> int:
+        return self.queued + self.decoding
+
+    @property
+    def free_at(self) -> float:
+        return self.backlog  # the tests' now is 0
+
     def backlog_s(self, now: float) -> float:
         return self.backlog
 

@@ -37,75 +37,68 @@ class PredictedFinish:
 
     def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Decision:
         """The candidate of least total cost; ties at random."""
-        matched_by, price = request.matched_tokens, self._price
-        best, ties = candidates[0], 1
-        best_wait, best_prefill, best_imposed = price(request, best)
-        least = best_wait + best_prefill + best_imposed
-        longest = matched_by[best.index]
-        for candidate in candidates[1:]:
-            wait, prefill, imposed = price(request, candidate)
-            total = wait + prefill + imposed
-            if matched_by[candidate.index] > longest:
-                longest = matched_by[candidate.index]
-            if total > least:
-                continue
-            if total == least:
-                ties += 1
-                if self._rng.random() * ties >= 1.0:
-                    continue
-            else:
-                ties = 1
-            best, least, best_wait, best_prefill = candidate, total, wait, prefill
-        matched = matched_by[best.index]
+        matches, waits, prefills, totals = self._costs(request, candidates)
+        least = min(totals)
+        best = totals.index(least)
+        if totals.count(least) > 1:
+            best = self._rng.choice([i for i, total in enumerate(totals) if total == least])
+        chosen, wait, prefill = candidates[best], waits[best], prefills[best]
+        matched, longest = matches[best], max(matches)
         if not longest:
-            return Decision(best.index, Reason.COLD, 0, best_wait, best_prefill)
-        saved = best.cost.prefill_s(request.prompt_tokens, 0) - best_prefill if matched else 0.0
+            return Decision(chosen.index, Reason.COLD, 0, wait, prefill)
+        saved = chosen.cost.prefill_s(request.prompt_tokens, 0) - prefill if matched else 0.0
         if matched == longest:
-            return Decision(best.index, Reason.WARM, matched, best_wait, best_prefill, saved)
-        warmest = min(
-            (self._price(request, c) for c in candidates if matched_by[c.index] == longest), key=sum
-        )
+            return Decision(chosen.index, Reason.WARM, matched, wait, prefill, saved)
+        warmest = min((i for i, tokens in enumerate(matches) if tokens == longest), key=totals.__getitem__)
         return Decision(
-            best.index,
+            chosen.index,
             Reason.SPILL,
             matched,
-            best_wait,
-            best_prefill,
+            wait,
+            prefill,
             saved,
-            best_prefill - warmest[1],
-            warmest[0] - best_wait,
+            prefill - prefills[warmest],
+            waits[warmest] - wait,
         )
 
     def assess(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Assessment]:
         """Every candidate's cost (module docstring)."""
-        rows = []
-        for candidate in candidates:
-            wait, prefill, imposed = self._price(request, candidate)
-            rows.append(
-                Assessment(
-                    candidate.index,
-                    request.matched_tokens[candidate.index],
-                    wait,
-                    prefill,
-                    imposed,
-                    wait + prefill + imposed,
-                )
+        return [
+            Assessment(candidate.index, matched, wait, prefill, total - wait - prefill, total)
+            for candidate, matched, wait, prefill, total in zip(
+                candidates, *self._costs(request, candidates), strict=True
             )
-        return rows
+        ]
 
     @staticmethod
-    def _price(request: RoutingRequest, candidate: Candidate) -> tuple[float, float, float]:
-        """Seconds of wait, of prefill, and of delay imposed on others and on the own decoding."""
-        now, ledger, cost = request.now, candidate.ledger, candidate.cost
-        matched = request.matched_tokens[candidate.index]
-        wait = ledger.backlog_s(now)
-        prefill = cost.prefill_s(request.prompt_tokens - matched, matched)
-        later = request.later_arrivals_per_s * (wait + prefill)
-        if later > MAX_LATER_ARRIVALS:
-            later = MAX_LATER_ARRIVALS
-        streams, kappa = ledger.decoding, request.decode_price
-        imposed = prefill * (later + kappa * (streams + ledger.queued)) + (
-            kappa * request.expected_output_tokens * cost.step_s(streams) / (1.0 - ledger.utilization(now))
-        )
-        room = candidate.room_price_s
-        return wait, prefill, imposed + (1.0 + later) * room if room else imposed
+    def _costs(
+        request: RoutingRequest, candidates: Sequence[Candidate]
+    ) -> tuple[list[int], list[float], list[float], list[float]]:
+        """By candidate: matched tokens, seconds of wait, of prefill, in total. Every decision's hot loop."""
+        now, tokens, matched_by = request.now, request.prompt_tokens, request.matched_tokens
+        arrivals, kappa = request.later_arrivals_per_s, request.decode_price
+        decode_price = kappa * request.expected_output_tokens
+        matches, waits, prefills, totals = [], [], [], []
+        for candidate in candidates:
+            ledger, cost = candidate.ledger, candidate.cost
+            matched = matched_by[candidate.index]
+            prefill = cost.prefill_s(tokens - matched, matched)
+            wait = ledger.free_at - now
+            if wait < 0.0:
+                wait = 0.0
+            own = wait + prefill
+            later = arrivals * own
+            if later > MAX_LATER_ARRIVALS:
+                later = MAX_LATER_ARRIVALS
+            total = (
+                own
+                + prefill * (later + kappa * ledger.in_flight)
+                + decode_price * cost.step_s(ledger.decoding) / (1.0 - ledger.utilization(now))
+            )
+            if candidate.room_price_s:
+                total += (1.0 + later) * candidate.room_price_s
+            matches.append(matched)
+            waits.append(wait)
+            prefills.append(prefill)
+            totals.append(total)
+        return matches, waits, prefills, totals
