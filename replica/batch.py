@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from replica.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: one is made per running sequence and step, and a frozen one costs three times as much.
+@dataclass(slots=True)
 class Work:
     """One sequence's share of a step: compute KV of positions ``start .. start + count - 1``.
 

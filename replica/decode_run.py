@@ -34,7 +34,8 @@ def blocks_wanted(running: Sequences[Sequence], cache: PrefixCache, steps: int) 
 
 def steps_that_fit(running: Sequences[Sequence], cache: PrefixCache, steps: int) -> int:
     """The most decode steps, at most ``steps``, for which the free blocks last."""
-    if blocks_wanted(running, cache, steps) <= cache.free_blocks:
+    at_most = len(running) * cache.blocks_for(steps)
+    if at_most <= cache.free_blocks or blocks_wanted(running, cache, steps) <= cache.free_blocks:
         return steps
     fits, too_many = 0, steps
     while too_many - fits > 1:
@@ -46,15 +47,9 @@ def steps_that_fit(running: Sequences[Sequence], cache: PrefixCache, steps: int)
     return fits
 
 
-def steps_until_publication(running: Sequences[Sequence], cache: PrefixCache, steps: int) -> int:
+def steps_until_publication(running: Sequences[Sequence], steps: int) -> int:
     """The step after which somebody publishes a block, at most ``steps``."""
-    if not cache.enabled:
-        return steps
-    for sequence in running:
-        block = sequence.published_blocks
-        if sequence.id_block_size is None or block < len(sequence.block_hashes):
-            steps = min(steps, (block + 1) * cache.block_size + 1 - sequence.total_tokens)
-    return steps
+    return min(steps, *(sequence.publish_at + 1 - sequence.total_tokens for sequence in running))
 
 
 def changes(running: Sequences[Sequence], cache: PrefixCache, steps: int) -> list[Change]:
@@ -63,10 +58,13 @@ def changes(running: Sequences[Sequence], cache: PrefixCache, steps: int) -> lis
     found = []
     for row, sequence in enumerate(running):
         total = sequence.prompt_tokens + sequence.output_tokens
-        for block in range(len(sequence.block_table), cache.blocks_for(total + steps - 1)):
-            found.append(Change(block * size + 2 - total, False, row, block))
-        if cache.enabled:
-            named = min(len(sequence.block_hashes), (total + steps - 1) // size)
+        computed = total + steps - 1
+        there = len(sequence.block_table)
+        if computed > there * size:
+            for block in range(there, cache.blocks_for(computed)):
+                found.append(Change(block * size + 2 - total, False, row, block))
+        if computed >= sequence.publish_at:
+            named = min(len(sequence.block_hashes), computed // size)
             for block in range(sequence.published_blocks, named):
                 found.append(Change((block + 1) * size + 1 - total, True, row, block))
     return sorted(found)

@@ -123,7 +123,6 @@ class Scheduler:
         Empty only when there is no work. Raises RuntimeError while a batch is in flight.
         """
         self._require_no_batch()
-        before = self.preemptions
         rows: list[Work] = []
         prefilling: list[Sequence] = []
         context = 0
@@ -143,8 +142,7 @@ class Scheduler:
             if budget == 0:
                 break
             budget -= self._prefill(rows, sequence, budget)
-        # Who was preempted in this step would be the first to come back, and be preempted again.
-        if self.waiting and self.preemptions == before:
+        if self.waiting:
             budget = self._admit(rows, prefilling, budget)
         batch = Batch(rows, decodes, context, self.limits.max_batched_tokens - decodes - budget)
         if rows:
@@ -165,13 +163,12 @@ class Scheduler:
             names = (work.sequence.request_id for work in batch.rows if work.samples)
             sampled = dict(zip(names, sampled, strict=True))
         finished: list[Sequence] = []
-        size = self.cache.block_size
         for work in batch.rows:
             sequence = work.sequence
             if sequence.status is not Status.RUNNING:
                 continue
             sequence.computed_tokens = work.start + work.count
-            if sequence.computed_tokens >= (sequence.published_blocks + 1) * size:
+            if sequence.computed_tokens >= sequence.publish_at:
                 self.cache.publish(sequence)
             if not work.samples:
                 continue
@@ -209,7 +206,7 @@ class Scheduler:
             first = self.waiting[0]
             if self.cache.fits(first, self.cache.match(first), self.limits.spare_blocks):
                 return 0
-            steps = steps_until_publication(running, self.cache, steps)
+            steps = steps_until_publication(running, steps)
         return steps_that_fit(running, self.cache, steps)
 
     def decode_batch(self, ahead: int = 0) -> Batch:

@@ -52,6 +52,7 @@ class Sequence:
         "prefilling",
         "priority",
         "prompt_tokens",
+        "publish_at",
         "published_blocks",
         "reads_cache",
         "request_id",
@@ -107,13 +108,15 @@ class Sequence:
         """Prompt tokens whose prefill a hit saved at first admission; a later recompute adds nothing."""
         self.preemptions = 0
 
-        # The prefix cache's notes: identity of each full block, and how many are published.
+        # The prefix cache's notes: identity of each full block, how many are published, and how many tokens
+        # must be computed for the next one.
         self.root: bytes = root_frame(salt, adapter)
         self.chain_end = b""
         self.id_block_size: int | None = None
         self.block_hashes: list[BlockHash] = []
         self.block_contents: list[bytes | int] = []
         self.published_blocks = 0
+        self.publish_at = 0
         # The scheduler's notes on waiting for somebody else's prefill.
         self.admission = 0
         self.deferred_admission = 0

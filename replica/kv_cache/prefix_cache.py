@@ -19,6 +19,7 @@ one token must be computed to have logits (last-token rule; here position 8 is u
 [0]
 """
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -27,6 +28,9 @@ from replica.contract.kv_events import BlocksStored, CacheEvent
 from replica.kv_cache.block import Content
 from replica.kv_cache.block_pool import BlockPool
 from replica.sequence import Sequence
+
+NEVER = sys.maxsize
+"""More tokens than any sequence has."""
 
 RawBlockHash = Callable[[bytes, bytes], bytes]
 """(parent digest, raw token bytes) -> digest."""
@@ -97,11 +101,10 @@ class PrefixCache:
         """
         if not self.enabled:
             return []
-        limit = (sequence.total_tokens - 1) // self.block_size
-        self._hash_blocks(sequence, limit)
+        self._hash_blocks(sequence, sequence.total_tokens // self.block_size)
         if not sequence.reads_cache:
             return []
-        limit = min(limit, len(sequence.block_hashes))
+        limit = min((sequence.total_tokens - 1) // self.block_size, len(sequence.block_hashes))
         return self.pool.walk(sequence.root, sequence.block_hashes, sequence.block_contents, limit)
 
     def fits(self, sequence: Sequence, matched: list[int], spare_blocks: int = 0) -> bool:
@@ -120,7 +123,7 @@ class PrefixCache:
         self.pool.touch(matched)
         new = self.blocks_for(sequence.total_tokens) - len(matched)
         sequence.block_table = matched + self.pool.take(new)
-        sequence.published_blocks = len(matched)
+        self._set_published(sequence, len(matched))
         sequence.computed_tokens = len(matched) * self.block_size
         if self.enabled and sequence.reads_cache:
             self._count(sequence)
@@ -136,13 +139,14 @@ class PrefixCache:
         return True
 
     def publish(self, sequence: Sequence) -> None:
-        """Make those full blocks hittable whose KV is computed (positions below ``computed_tokens``)."""
-        if not self.enabled:
+        """Make those full blocks hittable whose KV is computed (positions below ``computed_tokens``).
+
+        Has nothing to do before ``computed_tokens`` reaches the sequence's ``publish_at``.
+        """
+        if sequence.computed_tokens < sequence.publish_at:
             return
         start = sequence.published_blocks
         full = sequence.computed_tokens // self.block_size
-        if full <= start:
-            return
         self._hash_blocks(sequence, full)
         full = min(full, len(sequence.block_hashes))
         pool = self.pool
@@ -152,7 +156,7 @@ class PrefixCache:
         for index in range(start, full):
             news.append(pool.store(table[index], hashes[index], parent, contents[index]))
             parent = pool.blocks[table[index]].identity
-        sequence.published_blocks = max(start, full)
+        self._set_published(sequence, full)
         if pool.events is not None:
             self._record_stored(sequence, start, news)
 
@@ -212,6 +216,11 @@ class PrefixCache:
             hashes.append(parent)
             contents.append(content)
         sequence.chain_end = parent
+
+    def _set_published(self, sequence: Sequence, blocks: int) -> None:
+        sequence.published_blocks = blocks
+        named = sequence.id_block_size is None or blocks < len(sequence.block_hashes)
+        sequence.publish_at = (blocks + 1) * self.block_size if self.enabled and named else NEVER
 
     def _content(self, sequence: Sequence, index: int) -> Content:
         if sequence.id_block_size is not None:

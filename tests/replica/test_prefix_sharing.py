@@ -1,7 +1,7 @@
 """In-batch sharing: one cold prefix that arrives many times at once is computed once, and nobody starves."""
 
 from replica.prefix_sharing import MAX_DEFERRALS
-from replica.sequence import Status
+from replica.sequence import Sequence, Status
 from tests.replica.test_scheduler import add, engine, names, pool_is_whole, rows
 from tests.replica.toy_engine import expected_output
 
@@ -69,6 +69,26 @@ def test_nobody_waits_for_the_block_of_its_own_last_token():
     add(toy, "a", range(4))
     add(toy, "b", range(4))
     assert rows(toy.scheduler.schedule()) == [("a", 0, 4), ("b", 0, 4)]
+
+
+def test_the_owners_last_block_is_waited_for_when_it_will_be_full():
+    toy = engine(max_batched_tokens=64)
+    add(toy, "warm", [*range(16), 9], max_tokens=1)
+    toy.drain()
+    add(toy, "a", PREFIX)  # hits 16 tokens, computes its fifth and last block
+    add(toy, "b", [*PREFIX, 1])
+    assert rows(toy.scheduler.schedule()) == [("a", 16, 4)]
+
+
+def test_opaque_ids_wait_by_the_same_rules():
+    for prompt_tokens, waits in ((8, False), (9, True)):
+        toy = engine(max_batched_tokens=64)
+        for name, tokens in (("warm", 5), ("a", 8), ("b", prompt_tokens)):
+            toy.scheduler.add(Sequence.of_blocks(name, [1, 2], tokens, 1, block_size=4))
+            if name == "warm":
+                toy.scheduler.commit(toy.scheduler.schedule())
+        # Block 2 is missing; whether b can use it depends on where b's last token stands.
+        assert (len(rows(toy.scheduler.schedule())) == 1) is waits
 
 
 def test_who_does_not_read_the_cache_does_not_wait():
