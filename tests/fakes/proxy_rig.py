@@ -1,0 +1,147 @@
+"""A data plane in front of fake replicas, all in one loop; at the end every counter must be zero."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import uvloop
+
+from router.config import RouterConfig, parse_config
+from router.proxy.counters import Counters
+from router.proxy.data_plane import DataPlane
+from router.routing.fleet import Fleet, FleetSettings, ReplicaSpec
+from router.routing.health import HealthSettings
+from router.routing.policies import POLICIES
+from tests.fakes.fake_replica import FakeReplica
+from tests.fakes.raw_client import RawAnswer, RawClient
+
+LIMIT_S = 10.0
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+CHAT_STREAM = {**CHAT, "stream": True}
+
+
+class Rig:
+    """What a scenario works with."""
+
+    def __init__(self, replicas: list[FakeReplica], config: RouterConfig) -> None:
+        self.replicas = replicas
+        self.config = config
+        self.counters = Counters()
+        rng = random.Random(config.seed)
+        specs = [
+            ReplicaSpec(f"r{index}", replica.url, replica_config.model)
+            for index, (replica, replica_config) in enumerate(zip(replicas, config.replicas, strict=True))
+        ]
+        health = HealthSettings(failures_to_eject=config.health.failures_to_eject)
+        policy = POLICIES[config.policy.kind](rng)
+        self.fleet = Fleet(specs, policy, FleetSettings(health=health), rng=rng)
+        for index in range(len(replicas)):
+            self.fleet.probe_succeeded(index, 0.0)
+        self.plane = DataPlane(self.fleet, config, self.counters)
+        self.clients: list[RawClient] = []
+
+    @property
+    def replica(self) -> FakeReplica:
+        """The first."""
+        return self.replicas[0]
+
+    async def client(self) -> RawClient:
+        """A new connection to the router."""
+        client = await RawClient.connect(self.plane.address)
+        self.clients.append(client)
+        return client
+
+    async def ask(
+        self, body: bytes | dict[str, Any] = CHAT, path: str = "/v1/chat/completions", **fields: Any
+    ) -> RawAnswer:
+        """One request on a connection of its own."""
+        client = await self.client()
+        await client.post(body, path, **fields)
+        answer = await client.answer(to_head=fields.get("method") == "HEAD")
+        client.leave()
+        return answer
+
+    def booked(self) -> dict[str, float]:
+        """Everything that must be zero when nothing is in flight."""
+        ledgers = [replica.ledger for replica in self.fleet.replicas]
+        return {
+            "in_flight": self.counters.in_flight,
+            "queued": sum(ledger.queued for ledger in ledgers),
+            "decoding": sum(ledger.decoding for ledger in ledgers),
+            "outstanding_tokens": sum(ledger.outstanding_tokens for ledger in ledgers),
+        }
+
+
+async def until(condition: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
+    """Poll ``condition`` until it holds; fails after ``limit_s``."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + limit_s
+    while not condition():
+        assert loop.time() < deadline, "the condition did not come true"
+        await asyncio.sleep(0.002)
+
+
+def with_rig(
+    scenario: Callable[[Rig], Awaitable[None]],
+    *,
+    replicas: int = 1,
+    stop_s: float = 2.0,
+    listen: str = "127.0.0.1:0",
+    model: str | None = None,
+    **config: Any,
+) -> Rig:
+    """Run ``scenario`` against a fresh router; then everything must be released."""
+    config.setdefault("policy", {"kind": "round_robin"})
+    config.setdefault("seed", 1)
+    return uvloop.run(_run(scenario, replicas, stop_s, listen, model, config))
+
+
+async def _run(
+    scenario: Callable[[Rig], Awaitable[None]],
+    count: int,
+    stop_s: float,
+    listen: str,
+    model: str | None,
+    keys: dict[str, Any],
+) -> Rig:
+    faults: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: faults.append(context))
+    errors = _ErrorLog()
+    logging.getLogger("warmroute").addHandler(errors)
+    fakes = [FakeReplica() for _ in range(count)]
+    for fake in fakes:
+        await fake.start()
+    urls = [{"url": fake.url, **({"model": model} if model else {})} for fake in fakes]
+    rig = Rig(fakes, parse_config({"listen": listen, "replicas": urls, **keys}, "test"))
+    await rig.plane.start()
+    try:
+        await scenario(rig)
+        for client in rig.clients:
+            client.leave()
+        await until(lambda: not any(rig.booked().values()))
+        await rig.plane.stop(stop_s)
+        assert not any(rig.booked().values()), rig.booked()
+        assert rig.counters.open_client_connections == 0
+        assert rig.counters.open_replica_connections == 0
+    finally:
+        await rig.plane.stop(0.0)
+        for fake in fakes:
+            await fake.stop()
+        logging.getLogger("warmroute").removeHandler(errors)
+    assert not faults, faults
+    assert not errors.records, [record.getMessage() for record in errors.records]
+    return rig
+
+
+class _ErrorLog(logging.Handler):
+    """Faults that the router caught and logged are failures of the test all the same."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
