@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 
-from router.routing.fleet import Fleet, FleetSettings, ReplicaSpec
+from router.routing.fleet import Fleet, FleetSettings
 from router.routing.policies import POLICIES
 from router.routing.prompt_blocks import Prompt, UniformLayout
+from router.routing.replica_state import ReplicaSpec
 from sim.bounds import ideal_cached_share
 from sim.outcome import Outcome
 from sim.results import Result, Slo, summarize, warmup_end_s
@@ -109,7 +110,6 @@ def _run(
         [ReplicaSpec(f"replica-{index}", f"sim://replica-{index}") for index in range(replicas)],
         POLICIES[policy](random.Random(f"{seed} {policy}")),
         FleetSettings(slo_ttft_s=settings.slo.ttft_ms / 1e3, slo_tpot_s=settings.slo.tpot_ms / 1e3),
-        rng=random.Random(f"{seed} fleet"),
         layout=UniformLayout(trace.block_tokens),
         tokens_per_unit=1.0,
     )

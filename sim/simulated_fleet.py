@@ -9,7 +9,8 @@ from collections.abc import Sequence as Sequences
 
 from replica.sequence import Sequence
 from router.routing.decision import Decision, Reason
-from router.routing.fleet import Fleet, InFlight, Usage
+from router.routing.fleet import Fleet
+from router.routing.in_flight import InFlight, Usage
 from router.routing.prompt_blocks import Prompt
 from sim.event_queue import EventQueue
 from sim.outcome import Outcome

@@ -12,8 +12,9 @@ from router.proxy.counters import Counters
 from router.proxy.explanation import explanation
 from router.proxy.exposition import metrics_page
 from router.routing.decision import NoReplica
-from router.routing.fleet import Fleet, ReplicaState
+from router.routing.fleet import Fleet
 from router.routing.prompt_blocks import read_prompt
+from router.routing.replica_state import ReplicaState
 
 BODY_BYTES = 64 * 1024 * 1024
 
@@ -99,7 +100,7 @@ class Admin:
         name = request.match_info["replica"]
         for replica in self._fleet.replicas:
             if replica.name == name:
-                self._fleet.drained(replica.index, on=on)
+                self._fleet.drained(replica.index, self._clock(), on=on)
                 return _json({"replica": name, "draining": on, "in_flight": replica.in_flight})
         names = ", ".join(replica.name for replica in self._fleet.replicas)
         raise web.HTTPNotFound(text=f"no replica is named {name!r}; there are: {names}")
@@ -134,8 +135,8 @@ def fleet_state(fleet: Fleet, now: float) -> dict[str, Any]:
     return {
         "replicas": [_replica_state(fleet, replica, now) for replica in fleet.replicas],
         "tokens_per_unit": fleet.token_ratio.tokens_per_unit,
-        "arrivals_per_s": fleet.arrivals_per_s(now),
-        "decode_price": fleet.decode_price,
+        "arrivals_per_s": fleet.traffic.arrivals_per_s(now),
+        "decode_price": fleet.traffic.decode_price,
         "spills": fleet.spills,
         "saved_prefill_s": fleet.saved_s,
         "index_nodes": fleet.index.nodes(),

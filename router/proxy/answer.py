@@ -8,7 +8,7 @@ from router.proxy.body_framing import ChunkedBody, Framing, LengthBody, NoBody, 
 from router.proxy.response_head import ResponseHead
 from router.proxy.router_error import RouterError
 from router.proxy.stream_watch import JsonWatch, StreamWatch
-from router.routing.fleet import Usage
+from router.routing.in_flight import Usage
 
 _DONE_PATHS = frozenset({b"/v1/chat/completions", b"/v1/completions"})
 _NO_BODY_STATUSES = frozenset({204, 304})

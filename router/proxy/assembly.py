@@ -14,12 +14,13 @@ from router.proxy.admin import Admin
 from router.proxy.counters import Counters
 from router.proxy.data_plane import DataPlane
 from router.proxy.prober import Prober
-from router.routing.fleet import Fleet, FleetSettings, ReplicaSpec
+from router.routing.fleet import Fleet, FleetSettings
 from router.routing.health import HealthSettings
 from router.routing.policies import POLICIES
 from router.routing.policies.least_loaded import LeastLoaded
 from router.routing.policies.power_of_two import PowerOfTwo
 from router.routing.policies.prefix_affinity import PrefixAffinity
+from router.routing.replica_state import ReplicaSpec
 from router.routing.view import Policy
 
 log = logging.getLogger("warmroute")
@@ -64,7 +65,7 @@ def make_fleet(config: RouterConfig) -> Fleet:
         )
         for replica in config.replicas
     ]
-    return Fleet(specs, make_policy(config, rng), settings, rng=rng)
+    return Fleet(specs, make_policy(config, rng), settings)
 
 
 class Router:

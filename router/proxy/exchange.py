@@ -30,7 +30,7 @@ from router.proxy.router_error import (
 )
 from router.proxy.service import Service
 from router.routing.decision import Decision, NoReplica
-from router.routing.fleet import InFlight
+from router.routing.in_flight import InFlight
 from router.routing.prompt_blocks import UNREADABLE, Prompt, read_prompt
 from router.routing.retry import RETRYABLE, Failure
 

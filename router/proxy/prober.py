@@ -14,8 +14,9 @@ import orjson
 
 from router.config import RouterConfig
 from router.proxy.vllm_metrics import parse_load_report
-from router.routing.fleet import Fleet, ReplicaState
+from router.routing.fleet import Fleet
 from router.routing.health import HealthState
+from router.routing.replica_state import ReplicaState
 
 log = logging.getLogger("warmroute.prober")
 

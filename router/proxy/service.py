@@ -8,7 +8,8 @@ from router.proxy.counters import Counters
 from router.proxy.replica_pool import ReplicaPool
 from router.proxy.router_error import RouterError
 from router.proxy.settings import ProxySettings, proxy_settings
-from router.routing.fleet import Fleet, ReplicaState
+from router.routing.fleet import Fleet
+from router.routing.replica_state import ReplicaState
 from router.routing.retry import RetryBudget, RetrySettings
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from router.routing.fleet import Usage
+from router.routing.in_flight import Usage
 
 TAIL_BYTES = 4096
 MAX_LINE_BYTES = 1024 * 1024

@@ -5,37 +5,30 @@ The proxy and the simulator raise the same events: ``sent``, ``first_token``, ``
 ``await``, so nothing here needs a lock. Time comes in as ``now`` (seconds, any monotonic clock).
 """
 
-import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from math import exp
 
 from replica.contract.load_report import LoadReport
 from router.routing.calibration import FleetSpeed, ReplicaCost, TokenRatio
 from router.routing.decision import Assessment, Decision, NoReplica, Reason
 from router.routing.health import Health, HealthSettings, HealthState
-from router.routing.ledger import UTILIZATION_REFRESH_S, Booking, Ledger
+from router.routing.hold import Held
+from router.routing.in_flight import InFlight, Usage
+from router.routing.ledger import UTILIZATION_REFRESH_S, Booking
 from router.routing.prefix_index import PrefixIndex
 from router.routing.prompt_blocks import TEXT_LAYOUT, BlockLayout, Prompt
+from router.routing.replica_state import ReplicaSpec, ReplicaState
 from router.routing.retry import Failure
+from router.routing.roster import Roster
+from router.routing.traffic import Traffic
 from router.routing.view import Policy, RoutingRequest
 
-ARRIVALS_WINDOW_S = 20.0
-AVERAGE_OVER_REQUESTS = 200
-MODELS_REMEMBERED = 256
 ROUTE_KEY_TOKENS = 1_024
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaSpec:
-    """A replica as the operator names it."""
-
-    name: str
-    url: str
-    model: str | None = None
-    weight: float = 1.0
-    tags: tuple[str, ...] = ()
+DEADLINE_SLOS = 2.0
+"""A held request goes first once it has waited so many times its allowed time to first token."""
+MIN_CREDIT_TOKENS = 512
+"""Believed hits below this are too short to tell a restarted replica by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,101 +41,9 @@ class FleetSettings:
     """KV tokens a replica is taken to hold until it says."""
     expected_output_tokens: float = 256.0
     """Reply length assumed before any was seen."""
+    hold: bool = False
+    """Requests wait in the router while their replica has one without a first token (``hold.py``)."""
     health: HealthSettings = field(default_factory=HealthSettings)
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What a replica reported about a finished request; ``None`` is "not told"."""
-
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    cached_tokens: int | None = None
-
-
-class ReplicaState:
-    """One replica. The fleet alone changes it; policies and reports read it (``view.Candidate``)."""
-
-    __slots__ = (
-        "cost",
-        "draining",
-        "health",
-        "index",
-        "kv_tokens",
-        "last_report",
-        "ledger",
-        "models",
-        "name",
-        "probed",
-        "requests",
-        "room_price_s",
-        "spec",
-        "weight",
-    )
-
-    def __init__(self, index: int, spec: ReplicaSpec, health: Health, cost: ReplicaCost) -> None:
-        self.index = index
-        self.spec = spec
-        self.name = spec.name
-        self.weight = spec.weight
-        self.room_price_s = 0.0
-        self.ledger = Ledger()
-        self.health = health
-        self.cost = cost
-        self.draining = False
-        self.models: frozenset[str] | None = frozenset({spec.model}) if spec.model else None
-        self.last_report: LoadReport | None = None
-        self.kv_tokens: int | None = None
-        self.probed = False
-        self.requests = 0
-
-    @property
-    def in_flight(self) -> int:
-        """Requests sent and not over."""
-        return self.ledger.in_flight
-
-    @property
-    def usable(self) -> bool:
-        """May take new work."""
-        if self.draining or self.health.state is HealthState.EJECTED:
-            return False
-        return self.health.state is not HealthState.PROBATION or self.in_flight == 0
-
-
-class InFlight:
-    """One request on one replica, from dispatch to its last byte. Owned by the fleet."""
-
-    __slots__ = (
-        "booking",
-        "decision",
-        "first_token_at",
-        "predicted_first_token_at",
-        "prompt",
-        "replica",
-        "sent_at",
-    )
-
-    def __init__(
-        self,
-        prompt: Prompt,
-        decision: Decision,
-        replica: ReplicaState,
-        booking: Booking,
-        now: float,
-        expected: float,
-    ) -> None:
-        self.prompt = prompt
-        self.decision = decision
-        self.replica = replica
-        self.booking = booking
-        self.sent_at = now
-        self.first_token_at: float | None = None
-        self.predicted_first_token_at = expected
-
-    @property
-    def over(self) -> bool:
-        """Finished, failed or cancelled."""
-        return self.booking.state == Booking.RELEASED
 
 
 class Fleet:
@@ -154,7 +55,6 @@ class Fleet:
         policy: Policy,
         settings: FleetSettings,
         *,
-        rng: random.Random,
         layout: BlockLayout = TEXT_LAYOUT,
         tokens_per_unit: float = 0.25,
         use_index: bool = True,
@@ -172,16 +72,14 @@ class Fleet:
             len(self.replicas), layout, int(settings.default_capacity_tokens / tokens_per_unit)
         )
         self._use_index = use_index
-        self._rng = rng
-        self._usable_by_model: dict[str | None, list[ReplicaState]] = {}
-        """Candidates by model asked for; emptied when any replica's health, models or draining change."""
-        self._arrivals = 0.0
-        self._arrivals_at = 0.0
+        self._roster = Roster(self.replicas)
+        self.traffic = Traffic(settings.slo_ttft_s, settings.slo_tpot_s, settings.expected_output_tokens)
         self._mean_utilization = 0.0
         self._mean_utilization_at = -UTILIZATION_REFRESH_S
-        self._mean_output_tokens = settings.expected_output_tokens
-        self._mean_slo_ttft_s = settings.slo_ttft_s
-        self._finished_seen = 0
+        self.held = 0
+        """Requests that wait in the router."""
+        self.outbox: list[Held] = []
+        """Held requests that were sent since the caller last looked; it empties this."""
         self._unseen_first_tokens: list[tuple[float, int, InFlight]] = []
         self._sent = 0
         self.spills = 0
@@ -193,7 +91,7 @@ class Fleet:
         self, prompt: Prompt, now: float, *, tried: Collection[int] = (), session: str | None = None
     ) -> Decision:
         """Where ``prompt`` goes. Changes nothing but the arrival rate; raises ``NoReplica``."""
-        candidates, panic = self._candidates(prompt.model, tried)
+        candidates, panic = self._roster.candidates(prompt.model, tried)
         self._expect_first_tokens(now)
         request = self._request(prompt, now, session)
         if len(candidates) == 1:
@@ -208,44 +106,13 @@ class Fleet:
         self, prompt: Prompt, now: float, *, session: str | None = None
     ) -> tuple[Decision, list[Assessment], RoutingRequest]:
         """The decision, what every candidate would cost, and the figures behind the prices."""
-        candidates, _ = self._candidates(prompt.model, ())
+        candidates, _ = self._roster.candidates(prompt.model, ())
         self._expect_first_tokens(now)
         request = self._request(prompt, now, session)
         assessments = self.policy.assess(request, candidates)
         if len(candidates) == 1:
             return self._only(request, candidates[0]), assessments, request
         return self.policy.choose(request, candidates), assessments, request
-
-    def _candidates(self, model: str | None, tried: Collection[int]) -> tuple[Sequence[ReplicaState], bool]:
-        """Usable replicas that serve ``model`` and were not tried; all of them in a panic."""
-        if not tried:
-            known = self._usable_by_model.get(model)
-            if known is not None:
-                return known, False
-        usable = [replica for replica in self.replicas if replica.usable]
-        if tried:
-            usable = [replica for replica in usable if replica.index not in tried]
-        if model is not None:
-            fit = [replica for replica in usable if self._serves(replica, model)]
-            if not fit and usable and not tried and not any(self._serves(r, model) for r in self.replicas):
-                raise NoReplica("unknown_model", f"no replica serves the model {model!r}")
-            usable = fit
-        if usable:
-            if not tried and not any(r.health.state is HealthState.PROBATION for r in self.replicas):
-                if len(self._usable_by_model) >= MODELS_REMEMBERED:
-                    self._usable_by_model.clear()
-                self._usable_by_model[model] = usable
-            return usable, False
-        if not tried:
-            # Panic: when every replica is ejected the probes may be wrong; trying beats refusing.
-            panic = [r for r in self.replicas if not r.draining and (model is None or self._serves(r, model))]
-            if panic:
-                return panic, True
-        raise NoReplica("none_usable", "no replica can take the request")
-
-    @staticmethod
-    def _serves(replica: ReplicaState, model: str) -> bool:
-        return replica.models is None or model in replica.models
 
     def _request(self, prompt: Prompt, now: float, session: str | None) -> RoutingRequest:
         ratio = self.token_ratio.tokens_per_unit
@@ -269,9 +136,9 @@ class Fleet:
             matched,
             session,
             route_key,
-            self.arrivals_per_s(now) / len(self.replicas),
+            self.traffic.arrivals_per_s(now) / len(self.replicas),
             self._utilization(now),
-            self.decode_price,
+            self.traffic.decode_price,
             self._expected_output(prompt),
         )
 
@@ -299,18 +166,8 @@ class Fleet:
         )
 
     def _expected_output(self, prompt: Prompt) -> float:
-        expected = self._mean_output_tokens
+        expected = self.traffic.output_tokens
         return min(expected, float(prompt.max_tokens)) if prompt.max_tokens else expected
-
-    @property
-    def decode_price(self) -> float:
-        """κ = E[TTFT allowed] / (decode time allowed for the mean reply), both from the SLOs."""
-        settings = self.settings
-        return self._mean_slo_ttft_s / (settings.slo_ttft_s + settings.slo_tpot_s * self._mean_output_tokens)
-
-    def arrivals_per_s(self, now: float) -> float:
-        """Requests sent per second, averaged over about 20 s."""
-        return self._arrivals * exp((self._arrivals_at - now) / ARRIVALS_WINDOW_S) / ARRIVALS_WINDOW_S
 
     def _expect_first_tokens(self, now: float) -> None:
         """Requests that show no first token (not streamed) are taken to have it when predicted."""
@@ -320,6 +177,75 @@ class Fleet:
             if flight.booking.state == Booking.QUEUED:
                 flight.replica.ledger.first_token(flight.booking, at)
                 flight.replica.cost.prefill_abandoned(now, flight.replica.ledger.queued)
+                self._send_held(flight.replica, now)
+
+    # --- holding --------------------------------------------------------------------------------
+
+    def submit(
+        self, prompt: Prompt, now: float, *, session: str | None = None, context: object = None
+    ) -> InFlight | Held:
+        """Decide and send, or hold. Raises ``NoReplica``.
+
+        A ``Held`` appears in ``outbox`` when its turn comes: sent, with its ``flight`` set, or with none when
+        no replica is left. Whoever raises events looks there afterwards.
+        """
+        decision = self.decide(prompt, now, session=session)
+        replica = self.replicas[decision.replica]
+        if not self.settings.hold or self._may_send(replica, decision.prefill_s):
+            return self.sent(prompt, decision, now)
+        tokens = max(1, int(prompt.units * self.token_ratio.tokens_per_unit))
+        allowed = self.settings.slo_ttft_s + replica.cost.prefill_s(tokens, 0)
+        held = Held(prompt, decision, decision.prefill_s, now + DEADLINE_SLOS * allowed, session, context)
+        replica.held.add(held)
+        self.held += 1
+        if self._use_index and prompt.keys:
+            self.index.insert(replica.index, prompt.keys)  # its siblings should come here, too
+        return held
+
+    @staticmethod
+    def _may_send(replica: ReplicaState, prefill_s: float) -> bool:
+        """The replica has nothing without a first token, or so little that one step computes both."""
+        ledger = replica.ledger
+        if ledger.queued == 0:
+            return not replica.held
+        return ledger.queued_prefill_s + prefill_s <= replica.cost.step_s(ledger.decoding)
+
+    def _send_held(self, replica: ReplicaState, now: float) -> None:
+        """The replica may have room: send whose turn it is."""
+        queue = replica.held
+        while (held := queue.next(now)) is not None:
+            ledger = replica.ledger
+            if ledger.queued and ledger.queued_prefill_s + held.prefill_s > replica.cost.step_s(
+                ledger.decoding
+            ):
+                return
+            queue.remove(held)
+            self.held -= 1
+            held.flight = self.sent(held.prompt, held.decision, now)
+            self.outbox.append(held)
+
+    def _rehome(self, replica: ReplicaState, now: float) -> None:
+        """The replica takes no more work: whoever waits for it is decided again."""
+        while (held := replica.held.next(now)) is not None:
+            replica.held.remove(held)
+            self.held -= 1
+            try:
+                held.decision = self.decide(held.prompt, now, session=held.session)
+                held.flight = self.sent(held.prompt, held.decision, now)
+            except NoReplica:
+                held.flight = None
+            self.outbox.append(held)
+
+    def dropped(self, held: Held, now: float) -> None:
+        """The client left while its request was held: no trace is left."""
+        replica = self.replicas[held.decision.replica]
+        replica.held.remove(held)
+        self.held -= 1
+        self._withdraw(replica, held.prompt, held.decision)
+
+    def tick(self, now: float) -> None:
+        """Time passed: requests that are not streamed may have made room. Call it often while ``held``."""
+        self._expect_first_tokens(now)
 
     # --- a request's life -----------------------------------------------------------------------
 
@@ -333,29 +259,19 @@ class Fleet:
         booking = replica.ledger.book(
             decision.prefill_s, tokens - decision.matched_tokens, int(expected_output), now
         )
-        expected = now + replica.ledger.backlog_s(now)
-        flight = InFlight(prompt, decision, replica, booking, now, expected)
+        flight = InFlight(prompt, decision, replica, booking, now)
         self._sent += 1
         replica.requests += 1
         if not prompt.stream:
-            heappush(self._unseen_first_tokens, (expected, self._sent, flight))
+            heappush(self._unseen_first_tokens, (replica.ledger.free_at, self._sent, flight))
         if self._use_index and prompt.keys:
             self.index.insert(replica.index, prompt.keys)
         if decision.reason is not Reason.RETRY:
-            self._arrived(now, replica.cost.prefill_s(tokens, 0))
+            self.traffic.arrived(now, replica.cost.prefill_s(tokens, 0))
             self.saved_s += decision.saved_s
             if decision.reason is Reason.SPILL:
                 self.spills += 1
         return flight
-
-    def _arrived(self, now: float, cold_s: float) -> None:
-        elapsed = now - self._arrivals_at
-        if elapsed > 0.0:
-            self._arrivals *= exp(-elapsed / ARRIVALS_WINDOW_S)
-            self._arrivals_at = now
-        self._arrivals += 1.0
-        allowed = self.settings.slo_ttft_s + cold_s
-        self._mean_slo_ttft_s += (allowed - self._mean_slo_ttft_s) / AVERAGE_OVER_REQUESTS
 
     def first_token(self, flight: InFlight, now: float) -> None:
         """The first event with content was seen (streamed requests)."""
@@ -368,6 +284,7 @@ class Fleet:
             replica.cost.prefill_finished(
                 now, flight.booking.new_tokens, decision.matched_tokens, replica.ledger.queued
             )
+            self._send_held(replica, now)
 
     def finished(self, flight: InFlight, now: float, usage: Usage | None = None) -> None:
         """The last byte was passed on. Learns from ``usage`` and from how long it took."""
@@ -378,13 +295,12 @@ class Fleet:
             return
         if was_queued:
             replica.cost.prefill_abandoned(now, replica.ledger.queued)
+            self._send_held(replica, now)
         self._request_succeeded(replica)
         if usage is None:
             return
         if usage.output_tokens is not None:
-            self._mean_output_tokens += (
-                usage.output_tokens - self._mean_output_tokens
-            ) / AVERAGE_OVER_REQUESTS
+            self.traffic.replied(usage.output_tokens)
             if flight.first_token_at is not None:
                 # Prefills beside it stalled this stream for about their share of the time. Policies divide
                 # a step by 1 - utilization, so what is learned must be the step without the stalls.
@@ -397,13 +313,13 @@ class Fleet:
 
     def _request_succeeded(self, replica: ReplicaState) -> None:
         if replica.health.state is not HealthState.HEALTHY:
-            self._usable_by_model.clear()
+            self._roster.changed()
         replica.health.request_succeeded()
 
     def _check_credit(self, flight: InFlight, prompt_tokens: int, cached_tokens: int) -> None:
         """Nothing cached where much was believed: the replica lost its cache (restart, reset)."""
         matched = flight.decision.matched_tokens
-        if cached_tokens == 0 and matched >= 512 and matched >= prompt_tokens // 2:
+        if cached_tokens == 0 and matched >= MIN_CREDIT_TOKENS and matched >= prompt_tokens // 2:
             self.index.clear(flight.replica.index)
             self.index.insert(flight.replica.index, flight.prompt.keys)
 
@@ -412,24 +328,30 @@ class Fleet:
         replica = flight.replica
         if not self._end_early(flight, now):
             return
-        if failure is Failure.BUSY:
-            return  # busy is not broken
         if failure is Failure.CONNECT:
             replica.health.connect_failed(now)
-            self._usable_by_model.clear()
             self.index.clear(replica.index)  # nobody is there: its cache is gone with it
-        else:
+        elif failure is not Failure.BUSY:  # busy is not broken
             replica.health.request_failed(now)
-            self._usable_by_model.clear()
+        self._health_changed(replica, now)
 
     def refused(self, flight: InFlight, now: float) -> None:
         """The replica answered 4xx: the client's fault, the replica is well and stored nothing."""
         if self._end_early(flight, now):
             self._request_succeeded(flight.replica)
+            self._send_held(flight.replica, now)
 
     def cancelled(self, flight: InFlight, now: float) -> None:
         """The client left. Nobody's fault."""
-        self._end_early(flight, now)
+        if self._end_early(flight, now):
+            self._send_held(flight.replica, now)
+
+    def _health_changed(self, replica: ReplicaState, now: float) -> None:
+        self._roster.changed()
+        if replica.draining or replica.health.state is HealthState.EJECTED:
+            self._rehome(replica, now)
+        else:
+            self._send_held(replica, now)
 
     def _end_early(self, flight: InFlight, now: float) -> bool:
         """Release the booking; blocks that were never computed are no longer believed to be there."""
@@ -439,26 +361,22 @@ class Fleet:
             return False
         if was_queued:
             replica.cost.prefill_abandoned(now, replica.ledger.queued)
-            self._withdraw(flight)
+            self._withdraw(replica, flight.prompt, flight.decision)
         return True
 
-    def _withdraw(self, flight: InFlight) -> None:
-        prompt = flight.prompt
+    def _withdraw(self, replica: ReplicaState, prompt: Prompt, decision: Decision) -> None:
         if not self._use_index or not prompt.keys:
             return
         ratio = self.token_ratio.tokens_per_unit
-        blocks = prompt.layout.blocks(int((flight.decision.matched_tokens + 1) / ratio))
-        self.index.truncate(flight.replica.index, prompt.keys, blocks)
+        blocks = prompt.layout.blocks(int((decision.matched_tokens + 1) / ratio))
+        self.index.truncate(replica.index, prompt.keys, blocks)
 
     # --- what replicas tell, what the operator wants ---------------------------------------------
 
     def load_reported(self, replica: int, report: LoadReport, now: float) -> None:
         """A replica's own gauges. They bound the index; they never replace the ledger."""
         state = self.replicas[replica]
-        state.last_report = report
-        usage = report.kv_usage
-        # 0 below 80% of KV in use, rising to one second when full.
-        state.room_price_s = 0.0 if usage is None else min(1.0, max(0.0, (usage - 0.8) / 0.2))
+        state.reported(report)
         if report.capacity_tokens and report.capacity_tokens != state.kv_tokens:
             state.kv_tokens = report.capacity_tokens
             self.index.set_capacity(replica, int(report.capacity_tokens / self.token_ratio.tokens_per_unit))
@@ -470,13 +388,13 @@ class Fleet:
         before = state.health.state
         state.health.probe_succeeded(now)
         if state.health.state is not before:
-            self._usable_by_model.clear()
+            self._roster.changed()
 
     def models_reported(self, replica: int, models: frozenset[str]) -> None:
         """The names of the models the replica serves."""
         if self.replicas[replica].models != models:
             self.replicas[replica].models = models
-            self._usable_by_model.clear()
+            self._roster.changed()
 
     def probe_failed(self, replica: int, now: float, *, refused: bool = False) -> None:
         """The replica did not answer its probe; ``refused``: nobody listens there."""
@@ -486,13 +404,13 @@ class Fleet:
             self.index.clear(replica)
         else:
             state.health.probe_failed(now)
-        self._usable_by_model.clear()
         state.probed = True
+        self._health_changed(state, now)
 
-    def drained(self, replica: int, *, on: bool = True) -> None:
+    def drained(self, replica: int, now: float, *, on: bool = True) -> None:
         """The operator takes the replica out of new work (``on``) or gives it back."""
         self.replicas[replica].draining = on
-        self._usable_by_model.clear()
+        self._health_changed(self.replicas[replica], now)
 
     @property
     def ready(self) -> bool:

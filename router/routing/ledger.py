@@ -27,8 +27,8 @@ class Ledger:
     """What a router has sent to one replica and not yet seen finished.
 
     The backlog is the predicted prefill of every request without a first token, less the time the
-    replica has already worked. It never exceeds what is really queued and is zero when nothing is, so
-    a wrong prediction cannot compound.
+    replica has already worked. It is re-based at each first token and zero when nothing is queued, so a
+    wrong prediction cannot compound.
 
     >>> ledger = Ledger()
     >>> first = ledger.book(prefill_s=0.6, new_tokens=9_000, expected_output_tokens=200, now=0.0)
@@ -112,9 +112,14 @@ class Ledger:
             self.free_at = IDLE
 
     def backlog_s(self, now: float) -> float:
-        """Seconds of prefill ahead of a request sent ``now``; 0 when nothing is queued."""
-        left = self.free_at - now
-        return left if left > 0.0 else 0.0
+        """Seconds of prefill ahead of a request sent ``now``; 0 when nothing is queued.
+
+        When what is queued should long be over, expect to wait as long again as it is late already: a
+        replica that shows nothing does not look idle.
+        """
+        if not self.queued:
+            return 0.0
+        return abs(self.free_at - now)
 
     @property
     def queued_prefill_s(self) -> float:

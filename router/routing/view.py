@@ -46,6 +46,18 @@ class CostView(Protocol):
         """Seconds of one decode step with ``sequences`` requests."""
 
 
+class HeldView(Protocol):
+    """Requests that wait in the router for one replica; see ``hold.HoldQueue``."""
+
+    def __len__(self) -> int: ...
+
+    def ahead_s(self, prefill_s: float) -> float:
+        """Prefill seconds that go before a newcomer of ``prefill_s``."""
+
+    def behind(self, prefill_s: float) -> int:
+        """How many a newcomer of ``prefill_s`` would go before."""
+
+
 class Candidate(Protocol):
     """A usable replica as a policy sees it. Reading changes nothing."""
 
@@ -66,6 +78,9 @@ class Candidate(Protocol):
 
     @property
     def cost(self) -> CostView: ...
+
+    @property
+    def held(self) -> HeldView: ...
 
     @property
     def room_price_s(self) -> float:

@@ -11,9 +11,10 @@ import uvloop
 from router.config import RouterConfig, parse_config
 from router.proxy.counters import Counters
 from router.proxy.data_plane import DataPlane
-from router.routing.fleet import Fleet, FleetSettings, ReplicaSpec
+from router.routing.fleet import Fleet, FleetSettings
 from router.routing.health import HealthSettings
 from router.routing.policies import POLICIES
+from router.routing.replica_state import ReplicaSpec
 from tests.fakes.fake_replica import FakeReplica
 from tests.fakes.raw_client import RawAnswer, RawClient
 
@@ -36,7 +37,7 @@ class Rig:
         ]
         health = HealthSettings(failures_to_eject=config.health.failures_to_eject)
         policy = POLICIES[config.policy.kind](rng)
-        self.fleet = Fleet(specs, policy, FleetSettings(health=health), rng=rng)
+        self.fleet = Fleet(specs, policy, FleetSettings(health=health))
         for index in range(len(replicas)):
             self.fleet.probe_succeeded(index, 0.0)
         self.plane = DataPlane(self.fleet, config, self.counters)

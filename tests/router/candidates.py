@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
+from router.routing.hold import HoldQueue
 from router.routing.policies import POLICIES
 from router.routing.view import Policy, RoutingRequest
 
@@ -24,7 +25,7 @@ class FakeLedger:
 
     @property
     def free_at(self) -> float:
-        return self.backlog  # the tests' now is 0
+        return self.backlog if self.queued or self.backlog else float("-inf")  # the tests' now is 0
 
     def backlog_s(self, now: float) -> float:
         return self.backlog
@@ -52,6 +53,7 @@ class FakeCandidate:
     cost: FakeCost = field(default_factory=FakeCost)
     room_price_s: float = 0.0
     weight: float = 1.0
+    held: HoldQueue = field(default_factory=HoldQueue)
 
     @property
     def name(self) -> str:

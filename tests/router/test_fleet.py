@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from replica.contract.load_report import LoadReport
 from router.routing.decision import NoReplica, Reason
-from router.routing.fleet import Fleet, FleetSettings, InFlight, ReplicaSpec, Usage
+from router.routing.fleet import Fleet, FleetSettings
 from router.routing.health import HealthSettings
+from router.routing.in_flight import InFlight, Usage
 from router.routing.ledger import Booking
 from router.routing.policies import POLICIES
 from router.routing.prompt_blocks import Prompt, UniformLayout
+from router.routing.replica_state import ReplicaSpec
 from router.routing.retry import Failure
 
 BLOCK = 16
@@ -26,7 +28,6 @@ def make_fleet(replicas: int = 3, kind: str = "predicted_finish", **settings_: o
         specs,
         POLICIES[kind](rng),
         FleetSettings(**settings_),  # type: ignore[arg-type]
-        rng=rng,
         layout=UniformLayout(BLOCK),
         tokens_per_unit=1.0,
     )
@@ -154,13 +155,13 @@ def test_the_clients_fault_is_not_the_replicas() -> None:
 
 def test_draining_takes_no_new_work_and_ends() -> None:
     fleet = make_fleet(2, "round_robin")
-    fleet.drained(0)
+    fleet.drained(0, 0.0)
     assert {fleet.decide(prompt(1), 0.0).replica for _ in range(4)} == {1}
-    fleet.drained(1)
+    fleet.drained(1, 0.0)
     with pytest.raises(NoReplica) as caught:
         fleet.decide(prompt(1), 0.0)
     assert caught.value.why == "none_usable"
-    fleet.drained(0, on=False)
+    fleet.drained(0, 0.0, on=False)
     assert fleet.decide(prompt(1), 0.0).replica == 0
 
 

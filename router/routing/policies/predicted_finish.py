@@ -10,6 +10,9 @@ For every candidate j, in seconds::
 
     lambda_j = min(8, A / N * (W_j + T_j) / (1 - rho_fleet))
 
+Where requests are held in the router (``hold.py``), W_j counts those that would go first, Q_j counts all that
+are held, and each one behind adds T_j: it waits that much longer for certain.
+
 rho is per replica in the decode term and fleet-wide in lambda; swapped, the gain is lost
 (docs/routing.md). Derivation and evidence: docs/routing.md.
 
@@ -85,14 +88,20 @@ class PredictedFinish:
             prefill = cost.prefill_s(tokens - matched, matched)
             wait = ledger.free_at - now
             if wait < 0.0:
-                wait = 0.0
+                # Nothing queued: no wait. Overdue: expect to wait as long again as it is late already.
+                wait = -wait if ledger.queued else 0.0
+            in_flight, behind = ledger.in_flight, 0
+            if held := candidate.held:
+                wait += held.ahead_s(prefill)
+                in_flight += len(held)
+                behind = held.behind(prefill)
             own = wait + prefill
             later = arrivals * own
             if later > MAX_LATER_ARRIVALS:
                 later = MAX_LATER_ARRIVALS
             total = (
                 own
-                + prefill * (later + kappa * ledger.in_flight)
+                + prefill * (later + behind + kappa * in_flight)
                 + decode_price * cost.step_s(ledger.decoding) / (1.0 - ledger.utilization(now))
             )
             if candidate.room_price_s:

@@ -1,0 +1,38 @@
+"""One request on one replica, from dispatch to its last byte; and what the replica said it used."""
+
+from dataclasses import dataclass
+
+from router.routing.decision import Decision
+from router.routing.ledger import Booking
+from router.routing.prompt_blocks import Prompt
+from router.routing.replica_state import ReplicaState
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a replica reported about a finished request; ``None`` is "not told"."""
+
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+class InFlight:
+    """Owned by the fleet, which alone changes it."""
+
+    __slots__ = ("booking", "decision", "first_token_at", "prompt", "replica", "sent_at")
+
+    def __init__(
+        self, prompt: Prompt, decision: Decision, replica: ReplicaState, booking: Booking, now: float
+    ) -> None:
+        self.prompt = prompt
+        self.decision = decision
+        self.replica = replica
+        self.booking = booking
+        self.sent_at = now
+        self.first_token_at: float | None = None
+
+    @property
+    def over(self) -> bool:
+        """Finished, failed or cancelled."""
+        return self.booking.state == Booking.RELEASED
