@@ -21,6 +21,7 @@ class ReplicaConnection(asyncio.Protocol):
         "_buffer",
         "_clean_eof",
         "_held",
+        "_made",
         "_pool",
         "exchange",
         "idle_since",
@@ -40,6 +41,7 @@ class ReplicaConnection(asyncio.Protocol):
         self._body = False
         """The head of the answer is behind us."""
         self._held = False
+        self._made = False
         self._buffer = b""
         self._clean_eof = False
 
@@ -57,7 +59,10 @@ class ReplicaConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        self._made = True
         self._pool.opened(self)
+        if not self.usable:
+            self.abort()
 
     def data_received(self, data: bytes) -> None:
         exchange = self.exchange
@@ -127,6 +132,13 @@ class ReplicaConnection(asyncio.Protocol):
         self.exchange = None
         self.usable = False
         self.transport.close()
+
+    def abandon(self) -> None:
+        """Nobody waits for this connection any more; it may not be made yet."""
+        self.usable = False
+        if self._made:
+            self.abort()
+            self._pool.lost(self)  # uvloop does not tell the loss of what it made for a cancelled task
 
     def abort(self) -> None:
         """Break the connection: the replica is to stop."""

@@ -70,6 +70,7 @@ class ReplicaPool:
     async def _connect(self, exchange: "Exchange", timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
         connection = ReplicaConnection(self)
+        taken = False
         try:
             async with asyncio.timeout(timeout_s):
                 await loop.create_connection(
@@ -84,7 +85,11 @@ class ReplicaPool:
         except (OSError, UnicodeError) as error:
             exchange.connect_failed(timed_out=False, why=type(error).__name__)
         else:
+            taken = True
             exchange.connected(connection)
+        finally:
+            if not taken:
+                connection.abandon()
 
     def opened(self, connection: ReplicaConnection) -> None:
         """A connection was made."""

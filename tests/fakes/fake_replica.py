@@ -166,7 +166,7 @@ def openai_plan(request: SeenRequest) -> Plan:
     """What a healthy replica answers: a completion, streamed if asked for."""
     try:
         streamed = json.loads(request.body).get("stream") is True
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         streamed = False
     if streamed:
         return [

@@ -1,0 +1,368 @@
+"""Failures before the first byte: tried on another replica, within a budget; what replicas say is never disguised."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from router.routing.health import HealthState
+from tests.fakes.fake_replica import (
+    Close,
+    FakeReplica,
+    Hang,
+    Reset,
+    Send,
+    Wait,
+    completion,
+    head,
+    sized,
+)
+from tests.fakes.proxy_rig import CHAT, CHAT_STREAM, Rig, until, with_rig
+
+ERROR = b'{"error": {"message": "no \xc3\xa9", "type": "x", "code": 1, "param": null}}  '
+
+
+def _seen(rig: Rig) -> int:
+    return sum(len(replica.requests) for replica in rig.replicas)
+
+
+@pytest.mark.parametrize("body", [CHAT, CHAT_STREAM])
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422, 500, 501, 503])
+def test_b003_b036_a_refusal_keeps_its_status_and_body(status: int, body: dict[str, Any]) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.replica.default = [Send(sized(ERROR, status, "Because", x_own="1"))]
+        answer = await rig.ask(body)
+        assert (answer.status, answer.reason) == (status, "Because")
+        assert answer.body == ERROR
+        assert answer.whole
+        assert answer.field("content-type") == "application/json"
+        assert answer.field("x-own") == "1"
+        assert len(rig.replica.requests) == 1
+
+    with_rig(scenario)
+
+
+@pytest.mark.parametrize("status", [400, 404, 422])
+def test_b097_4xx_is_neither_tried_again_nor_held_against_the_replica(status: int) -> None:
+    async def scenario(rig: Rig) -> None:
+        for replica in rig.replicas:
+            replica.default = [Send(sized(ERROR, status, "No"))]
+        for _ in range(5):
+            assert (await rig.ask(CHAT)).status == status
+        assert _seen(rig) == 5
+        assert all(replica.health.state is HealthState.HEALTHY for replica in rig.fleet.replicas)
+
+    with_rig(scenario, replicas=2)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_b039_busy_everywhere_is_passed_on_with_retry_after(status: int) -> None:
+    async def scenario(rig: Rig) -> None:
+        for index, replica in enumerate(rig.replicas):
+            replica.default = [Send(sized(ERROR, status, "Busy", retry_after=str(7 + index)))]
+        answer = await rig.ask(CHAT_STREAM)
+        assert answer.status == status
+        assert answer.field("retry-after") in ("7", "8", "9")
+        assert answer.body == ERROR
+        assert _seen(rig) == 3
+        assert all(replica.health.state is HealthState.HEALTHY for replica in rig.fleet.replicas)
+        for replica in rig.replicas:
+            replica.default = [Send(sized(completion()))]
+        assert (await rig.ask(CHAT)).status == 200  # nobody was taken out
+
+    with_rig(scenario, replicas=3)
+
+
+FAILURES: dict[str, list[Any]] = {
+    "closed": [Close()],
+    "reset": [Reset()],
+    "half a head": [Send(b"HTTP/1.1 200 OK\r\nContent-"), Close()],
+    "500": [Send(sized(ERROR, 500, "No"))],
+    "502": [Send(sized(ERROR, 502, "No"))],
+    "503": [Send(sized(ERROR, 503, "No"))],
+    "504 without a length": [Send(head(504, "No") + ERROR), Close()],
+    "503 busy": [Send(sized(ERROR, 503, "No", retry_after="1"))],
+    "429": [Send(sized(ERROR, 429, "No"))],
+    "garbage": [Send(b"\x00\x01\x02 what is this\r\n\r\n")],
+    "not a status": [Send(b"HTTP/1.1 2x0 OK\r\n\r\n")],
+    "two lengths": [Send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}")],
+    "length and chunks": [Send(head(content_length="2", transfer_encoding="chunked") + b"{}")],
+    "folded header": [Send(b"HTTP/1.1 200 OK\r\nA: b\r\n c\r\nContent-Length: 2\r\n\r\n{}")],
+    "an upgrade": [Send(b"HTTP/1.1 101 Go\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n")],
+}
+
+
+@pytest.mark.parametrize("name", list(FAILURES))
+def test_b040_tried_on_another_replica(name: str) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.replicas[0].default = FAILURES[name]
+        answer = await rig.ask(CHAT_STREAM)
+        assert answer.status == 200
+        assert len(rig.replicas[0].requests) == 1
+        assert len(rig.replicas[1].requests) == 1
+        assert rig.counters.retries == 1
+        assert rig.counters.decisions["r1", "retry"] == 1
+
+    with_rig(scenario, replicas=2)
+
+
+@pytest.mark.parametrize("name", list(FAILURES))
+def test_every_replica_fails_and_the_last_one_is_told(name: str) -> None:
+    async def scenario(rig: Rig) -> None:
+        for replica in rig.replicas:
+            replica.default = FAILURES[name]
+        answer = await rig.ask(CHAT)
+        assert _seen(rig) == 3  # attempts: 3
+        if name[:3].isdigit():
+            assert answer.status == int(name[:3])
+            assert answer.body == ERROR
+        else:
+            assert answer.status == 502
+            assert answer.error["code"] in ("replica_closed", "replica_garbage")
+
+    with_rig(scenario, replicas=4)
+
+
+def test_an_error_answer_is_kept_while_another_replica_is_tried() -> None:
+    """The second replica dies without a word: the client gets the first one's real answer."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.replicas[0].default = [Send(sized(ERROR * 1000, 503, "Real"))]
+        rig.replicas[1].default = [Reset()]
+        answer = await rig.ask(CHAT)
+        assert (answer.status, answer.reason, answer.body) == (503, "Real", ERROR * 1000)
+        assert answer.whole
+
+    with_rig(scenario, replicas=2)
+
+
+def test_a_kept_error_answer_that_breaks_is_not_whole() -> None:
+    async def scenario(rig: Rig) -> None:
+        gate = asyncio.Event()
+        rig.replicas[0].default = [Send(head(500, "Real", content_length="99") + b"part"), Reset()]
+        rig.replicas[1].default = [Wait(gate), Reset()]
+        client = await rig.client()
+        await client.post(CHAT)
+        await until(lambda: rig.replicas[1].answering == 1 and not rig.replicas[0].open_connections)
+        gate.set()
+        answer = await client.answer()
+        assert (answer.status, answer.whole) == (500, False)
+
+    with_rig(scenario, replicas=2)
+
+
+def test_nobody_listens() -> None:
+    async def scenario(rig: Rig) -> None:
+        for replica in rig.replicas:
+            await replica.kill()
+        answer = await rig.ask(CHAT)
+        assert answer.status == 502
+        assert answer.error["code"] == "replica_unreachable"
+        assert str(rig.replica.port) not in answer.body.decode()
+        assert all(replica.health.state is HealthState.EJECTED for replica in rig.fleet.replicas)
+        await rig.replicas[1].start()
+        assert (await rig.ask(CHAT)).status in (200, 502)  # panic: one of them is tried all the same
+
+    with_rig(scenario, replicas=2)
+
+
+def test_b125_when_all_are_ejected_requests_are_tried_all_the_same() -> None:
+    async def scenario(rig: Rig) -> None:
+        for index in range(2):
+            rig.fleet.probe_failed(index, 0.0, refused=True)
+        answer = await rig.ask(CHAT)
+        assert answer.status == 200
+        assert {reason for _, reason in rig.counters.decisions} == {"panic"}
+
+    with_rig(scenario, replicas=2)
+
+
+def test_all_draining_is_an_explicit_503() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.fleet.drained(0, 0.0)
+        answer = await rig.ask(CHAT)
+        assert answer.status == 503
+        assert answer.error["code"] == "no_replica"
+        assert answer.field("retry-after") == "1"
+        assert not rig.replica.requests
+
+    with_rig(scenario)
+
+
+def test_unknown_model_is_404() -> None:
+    async def scenario(rig: Rig) -> None:
+        answer = await rig.ask({**CHAT, "model": "other"})
+        assert answer.status == 404
+        assert answer.error["code"] == "model_not_found"
+        assert answer.error["type"] == "invalid_request_error"
+        assert not rig.replica.requests
+
+    with_rig(scenario, model="m")
+
+
+def test_fifty_waiting_requests_survive_the_death_of_their_replica() -> None:
+    async def scenario(rig: Rig) -> None:
+        gate = asyncio.Event()
+        for replica in rig.replicas:
+            replica.default = [Wait(gate), Send(sized(completion()))]
+        asks = [asyncio.create_task(rig.ask(CHAT)) for _ in range(50)]
+        await until(lambda: sum(replica.answering for replica in rig.replicas) == 50)
+        assert rig.replicas[0].answering >= 16
+        await rig.replicas[0].kill()
+        await until(lambda: sum(replica.answering for replica in rig.replicas) == 50)
+        gate.set()
+        answers = await asyncio.gather(*asks)
+        assert [answer.status for answer in answers] == [200] * 50
+        assert all(answer.body == completion() for answer in answers)
+
+    with_rig(scenario, replicas=3)
+
+
+def test_fifty_waiting_requests_on_reused_connections_survive_it_too() -> None:
+    async def scenario(rig: Rig) -> None:
+        gate = asyncio.Event()
+        clients = [await rig.client() for _ in range(50)]
+        for replica in rig.replicas:
+            replica.default = [Send(sized(completion()))]
+        for client in clients:
+            await client.post(CHAT)
+        for client in clients:
+            assert (await client.answer()).status == 200
+        for replica in rig.replicas:
+            replica.default = [Wait(gate), Send(sized(completion()))]
+        for client in clients:
+            await client.post(CHAT)
+        await until(lambda: sum(replica.answering for replica in rig.replicas) == 50)
+        await rig.replicas[0].kill()
+        await until(lambda: sum(replica.answering for replica in rig.replicas) == 50)
+        gate.set()
+        for client in clients:
+            assert (await client.answer()).status == 200
+
+    with_rig(scenario, replicas=3)
+
+
+def test_the_budget_ends_retries_in_a_brown_out() -> None:
+    async def scenario(rig: Rig) -> None:
+        for replica in rig.replicas:
+            replica.default = [Send(sized(ERROR, 500, "No"))]
+        for _ in range(20):
+            assert (await rig.ask(CHAT)).status == 500
+        # Two in hand, then one for every fourth request: the 1st, 2nd, 5th, 9th, 13th and 17th.
+        assert rig.counters.retries == 6
+        assert _seen(rig) == 26
+
+    with_rig(
+        scenario,
+        replicas=2,
+        retries={"budget_floor": 2, "budget_share": 0.25},
+        health={"failures_to_eject": 1000},
+    )
+
+
+def test_one_attempt_means_no_retry() -> None:
+    async def scenario(rig: Rig) -> None:
+        for replica in rig.replicas:
+            replica.default = [Reset()]
+        assert (await rig.ask(CHAT)).status == 502
+        assert _seen(rig) == 1
+
+    with_rig(scenario, replicas=3, retries={"attempts": 1})
+
+
+def test_keep_alive_race_is_not_a_failure() -> None:
+    """The replica closes idle connections without a word: requests go again on a fresh one."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.replica.plans.append([Send(sized(completion()))])
+        client = await rig.client()
+        await client.post(CHAT)
+        assert (await client.answer()).status == 200
+        # The connection is idle in the pool. The replica takes the next request on it and closes.
+        rig.replica.plans.append([Close()])
+        await client.post(CHAT)
+        assert (await client.answer()).status == 200
+        assert rig.replica.connections == 2
+        assert len(rig.replica.requests) == 3
+        assert rig.counters.retries == 0
+        assert rig.fleet.replicas[0].health.state is HealthState.HEALTHY
+
+    with_rig(scenario)
+
+
+def test_a_fresh_connection_that_closes_is_a_failure() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.replica.default = [Close()]
+        assert (await rig.ask(CHAT)).error["code"] == "replica_closed"
+        assert len(rig.replica.requests) == 1
+        assert rig.fleet.replicas[0].health.state is HealthState.SUSPECT
+
+    with_rig(scenario)
+
+
+def test_a_reused_connection_is_given_one_more_chance_only() -> None:
+    async def scenario(rig: Rig) -> None:
+        client = await rig.client()
+        await client.post(CHAT)
+        assert (await client.answer()).status == 200
+        rig.replica.default = [Reset()]
+        await client.post(CHAT)
+        assert (await client.answer()).error["code"] == "replica_closed"
+        assert (
+            len(rig.replica.requests) == 3
+        )  # one that worked, one on the old connection, one on a fresh one
+
+    with_rig(scenario)
+
+
+def test_half_an_answer_on_a_reused_connection_is_not_sent_again_there() -> None:
+    async def scenario(rig: Rig) -> None:
+        client = await rig.client()
+        await client.post(CHAT)
+        await client.answer()
+        rig.replica.default = [Send(b"HTTP/1.1 200"), Close()]
+        await client.post(CHAT)
+        assert (await client.answer()).error["code"] == "replica_closed"
+        assert len(rig.replica.requests) == 2
+
+    with_rig(scenario)
+
+
+def test_idle_connections_are_closed_before_the_replica_would() -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.ask(CHAT)
+        assert rig.counters.open_replica_connections == 1
+        await until(lambda: rig.counters.open_replica_connections == 0)
+        await until(lambda: rig.replica.open_connections == 0)
+
+    with_rig(scenario, timeouts={"replica_keepalive_s": 0.05})
+
+
+def test_b019_as_many_connections_as_requests() -> None:
+    async def scenario(rig: Rig) -> None:
+        gate = asyncio.Event()
+        rig.replica.default = [Wait(gate), Send(sized(completion()))]
+        asks = [asyncio.create_task(rig.ask(CHAT)) for _ in range(150)]
+        await until(lambda: rig.replica.answering == 150)
+        gate.set()
+        assert {answer.status for answer in await asyncio.gather(*asks)} == {200}
+        before = rig.replica.connections
+        for _ in range(10):
+            await rig.ask(CHAT)
+        assert rig.replica.connections == before == 150  # reused
+
+    with_rig(scenario)
+
+
+def test_a_hanging_replica_does_not_touch_the_others() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.replicas[0].default = [Hang()]
+        hanging: list[FakeReplica] = [rig.replicas[0]]
+        client = await rig.client()
+        await client.post(CHAT)
+        await until(lambda: hanging[0].answering == 1)
+        for _ in range(5):
+            rig.fleet.drained(0, 0.0)
+            assert (await rig.ask(CHAT)).status == 200
+
+    with_rig(scenario, replicas=2)
