@@ -4,6 +4,7 @@ import doctest
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -47,7 +48,11 @@ def test_golden_chain():
 def test_b021_the_same_in_every_process():
     code = "from replica.contract.block_hash import *; print(chain(range(32), 16, root_hash())[1].hex())"
     for seed in ("0", "1"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.getcwd()}
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": seed,
+            "PYTHONPATH": str(Path(module.__file__).parents[2]),
+        }
         printed = subprocess.run(
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True
         )

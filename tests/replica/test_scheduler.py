@@ -407,3 +407,22 @@ def test_with_the_cache_off_everything_is_computed():
         assert second.cached_tokens == (8 if enabled else 0)
         assert toy.computed_positions == 12 + 3 + (4 if enabled else 12) + 3
     assert outputs[0] == outputs[1] and outputs[0][0] == outputs[0][1]
+
+
+def test_check_invariants_finds_damage():
+    def damaged(damage):
+        toy = engine(max_running=2)
+        for name in "abc":
+            add(toy, name, [ord(name)] * 6)
+        toy.step()
+        damage(toy.scheduler, *toy.scheduler.running)
+        with pytest.raises(AssertionError):
+            toy.scheduler.check_invariants()
+
+    damaged(lambda scheduler, a, b: scheduler.running.reverse())
+    damaged(lambda scheduler, a, b: scheduler.running.remove(b))
+    damaged(lambda scheduler, a, b: scheduler.waiting.append(a))
+    damaged(lambda scheduler, a, b: setattr(a, "status", Status.WAITING))
+    damaged(lambda scheduler, a, b: setattr(a, "computed_tokens", 5))
+    damaged(lambda scheduler, a, b: a.block_table.append(b.block_table[0]))
+    damaged(lambda scheduler, a, b: scheduler.cache.release(b))
