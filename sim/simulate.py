@@ -39,6 +39,8 @@ class SimulationSettings:
     replica: ReplicaSettings = field(default_factory=ReplicaSettings)
     step_time: StepTime = PRESETS["emufleet"]
     slo: Slo = field(default_factory=Slo)
+    hold: bool = False
+    """The router keeps requests back while their replica has one without a first token."""
     network_delay_s: float = 0.0
     """One way, between router and replica."""
     report_interval_s: float = 2.0
@@ -109,7 +111,11 @@ def _run(
     fleet = Fleet(
         [ReplicaSpec(f"replica-{index}", f"sim://replica-{index}") for index in range(replicas)],
         POLICIES[policy](random.Random(f"{seed} {policy}")),
-        FleetSettings(slo_ttft_s=settings.slo.ttft_ms / 1e3, slo_tpot_s=settings.slo.tpot_ms / 1e3),
+        FleetSettings(
+            slo_ttft_s=settings.slo.ttft_ms / 1e3,
+            slo_tpot_s=settings.slo.tpot_ms / 1e3,
+            hold=settings.hold,
+        ),
         layout=UniformLayout(trace.block_tokens),
         tokens_per_unit=1.0,
     )

@@ -52,6 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="KV tokens one replica holds (default %(default)s)",
     )
     parser.add_argument(
+        "--hold",
+        action="store_true",
+        help="requests wait in the router, shortest prefill first, while their replica has one without "
+        "a first token",
+    )
+    parser.add_argument(
         "--step-time",
         choices=sorted(PRESETS),
         default="emufleet",
@@ -91,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
             ),
             step_time=PRESETS[args.step_time],
             slo=Slo(args.slo_ttft_ms, args.slo_tpot_ms),
+            hold=args.hold,
             network_delay_s=args.network_delay_ms / 1e3,
             warmup_share=args.warmup,
             mean_think_s=args.think,

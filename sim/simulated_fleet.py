@@ -2,14 +2,15 @@
 
 ::
 
-    arrival -> decide, sent -> [network] -> replica computes -> [network] -> first_token, finished
+    arrival -> submit (-> held -> outbox) -> network -> replica computes -> network -> first_token, finished
 """
 
 from collections.abc import Sequence as Sequences
 
 from replica.sequence import Sequence
-from router.routing.decision import Decision, Reason
+from router.routing.decision import Reason
 from router.routing.fleet import Fleet
+from router.routing.hold import Held
 from router.routing.in_flight import InFlight, Usage
 from router.routing.prompt_blocks import Prompt
 from sim.event_queue import EventQueue
@@ -22,13 +23,12 @@ from sim.workload.arrivals import Arrival
 class _Request:
     """One request on its way; the sequence on the replica carries it as its ``parameters``."""
 
-    __slots__ = ("decision", "first_token_s", "flight", "position", "sent_s")
+    __slots__ = ("arrived_s", "first_token_s", "flight", "position")
 
-    def __init__(self, position: int, decision: Decision, flight: InFlight, sent_s: float) -> None:
+    def __init__(self, position: int, flight: InFlight, arrived_s: float) -> None:
         self.position = position
-        self.decision = decision
         self.flight = flight
-        self.sent_s = sent_s
+        self.arrived_s = arrived_s
         self.first_token_s: float | None = None
 
 
@@ -88,21 +88,32 @@ class SimulatedFleet:
 
     def _arrive(self, position: int) -> None:
         now = self.queue.now
+        session = self._plan[position].request.session
+        made = self._fleet.submit(self._prompts[position], now, session=session, context=(position, now))
+        if not isinstance(made, Held):
+            self._send(position, made, now)
+
+    def _send_held(self) -> None:
+        """After every event that may have made room: pass on what the router let go."""
+        outbox = self._fleet.outbox
+        while outbox:
+            held = outbox.pop(0)
+            assert held.flight is not None, "no replica is left"
+            self._send(held.context[0], held.flight, held.context[1])
+
+    def _send(self, position: int, flight: InFlight, arrived_s: float) -> None:
         request = self._plan[position].request
-        prompt = self._prompts[position]
-        decision = self._fleet.decide(prompt, now, session=request.session)
-        flight = self._fleet.sent(prompt, decision, now)
         sequence = Sequence.of_blocks(
             str(position),
             request.block_ids,
             request.prompt_tokens,
             request.output_tokens,
             block_size=self._block_tokens,
-            parameters=_Request(position, decision, flight, now),
+            parameters=_Request(position, flight, arrived_s),
         )
-        replica = self._replicas[decision.replica]
+        replica = self._replicas[flight.replica.index]
         if self._delay_s:
-            self.queue.at(now + self._delay_s, replica.accept, sequence)
+            self.queue.at(self.queue.now + self._delay_s, replica.accept, sequence)
         else:
             replica.accept(sequence)
 
@@ -122,30 +133,33 @@ class SimulatedFleet:
         request = _request(sequence)
         request.first_token_s = self.queue.now
         self._fleet.first_token(request.flight, self.queue.now)
+        self._send_held()
 
     def _end_seen(self, sequence: Sequence) -> None:
         request = _request(sequence)
         usage = Usage(sequence.prompt_tokens, sequence.output_tokens, sequence.cached_tokens)
         self._fleet.finished(request.flight, self.queue.now, usage)
+        self._send_held()
         self._close(request, sequence, None)
 
     def _refused(self, sequence: Sequence) -> None:
         request = _request(sequence)
         self._fleet.refused(request.flight, self.queue.now)
+        self._send_held()
         self._close(request, sequence, "too long for the replica")
 
     def _close(self, request: _Request, sequence: Sequence, error: str | None) -> None:
         now = self.queue.now
         first = request.first_token_s
         self.outcomes[request.position] = Outcome(
-            sent_s=request.sent_s,
+            sent_s=request.arrived_s,
             prompt_tokens=sequence.prompt_tokens,
             output_tokens=sequence.output_tokens,
             cached_tokens=sequence.cached_tokens,
-            ttft_s=None if first is None else first - request.sent_s,
-            e2e_s=now - request.sent_s,
-            replica=request.decision.replica,
-            spilled=request.decision.reason is Reason.SPILL,
+            ttft_s=None if first is None else first - request.arrived_s,
+            e2e_s=now - request.arrived_s,
+            replica=request.flight.replica.index,
+            spilled=request.flight.decision.reason is Reason.SPILL,
             error=error,
         )
         self._done += 1

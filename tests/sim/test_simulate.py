@@ -82,6 +82,21 @@ def test_policies_that_know_prefixes_win(on_the_slice: dict[str, Result]) -> Non
     assert e2e < figures("prefix_affinity")[1]
 
 
+def test_holding_shortens_the_wait_and_loses_nobody(on_the_slice: dict[str, Result]) -> None:
+    (held,) = simulate(
+        open_trace("mooncake"),
+        ["predicted_finish"],
+        replicas=8,
+        rate=2.0,
+        seed=1,
+        settings=SimulationSettings(hold=True),
+    )
+    at_once = on_the_slice["predicted_finish"]
+    assert held.requests == at_once.requests and held.errors == 0
+    assert held.ttft_s.mean is not None and at_once.ttft_s.mean is not None
+    assert held.ttft_s.mean < at_once.ttft_s.mean
+
+
 def test_nobody_beats_the_ideal_cache_and_knowing_policies_come_near(on_the_slice: dict[str, Result]) -> None:
     for result in on_the_slice.values():
         assert result.cached_share is not None and result.ideal_cached_share is not None
