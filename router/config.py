@@ -164,6 +164,17 @@ class HealthConfig(_Section):
     max_backoff_s: PositiveFloat = 30.0
 
 
+class HoldConfig(_Section):
+    """Late binding: requests wait in the router, in order of work, not in an engine's queue."""
+
+    enabled: bool = True
+    """Used by ``predicted_finish``; the other policies send at once."""
+    max_wait_s: PositiveFloat = 120.0
+    """A request held longer is turned away with 429."""
+    max_requests: PositiveInt = 10_000
+    """Requests held at once; one more is turned away with 429."""
+
+
 class IndexConfig(_Section):
     """The prefix index."""
 
@@ -190,6 +201,7 @@ class RouterConfig(_Section):
     limits: LimitsConfig = LimitsConfig()
     retries: RetriesConfig = RetriesConfig()
     health: HealthConfig = HealthConfig()
+    hold: HoldConfig = HoldConfig()
     index: IndexConfig = IndexConfig()
     log: LogConfig = LogConfig()
     expose_routing: bool = False

@@ -48,6 +48,7 @@ def make_fleet(config: RouterConfig) -> Fleet:
         slo_ttft_s=config.slo.ttft_ms / 1_000.0,
         slo_tpot_s=config.slo.tpot_ms / 1_000.0,
         default_capacity_tokens=config.index.default_capacity_tokens,
+        hold=config.hold.enabled and config.policy.kind == "predicted_finish",
         health=HealthSettings(
             failures_to_eject=health.failures_to_eject,
             probe_failures_to_eject=health.probe_failures_to_eject,

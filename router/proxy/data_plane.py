@@ -18,6 +18,7 @@ logger = logging.getLogger("warmroute.proxy")
 
 BACKLOG = 4096
 STOP_POLL_S = 0.02
+HOLD_TICK_S = 0.01
 LAST_FLUSH_S = 1.0
 """After ``stop``'s time-out, clients have so long to take their last bytes."""
 
@@ -38,6 +39,8 @@ class DataPlane:
         self._server: asyncio.Server | None = None
         self._clients: set[ClientConnection] = set()
         self._sweeping: asyncio.TimerHandle | None = None
+        self._ticking: asyncio.TimerHandle | None = None
+        self.service.hold_began = self._tick_later
         self.address = config.listen
         """Where it really listens: HOST:PORT or unix:/path."""
 
@@ -82,8 +85,9 @@ class DataPlane:
         for pool in self.service.pools():
             pool.abort()
         await self._gone_within(LAST_FLUSH_S, self._replica_connections)
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        for timer in (self._sweeping, self._ticking):
+            if timer is not None:
+                timer.cancel()
         if self._listen.startswith("unix:"):
             _remove_stale_socket(self._listen.removeprefix("unix:"))
 
@@ -123,6 +127,20 @@ class DataPlane:
         self.service.counters.open_client_connections = len(self._clients)
 
     # --- limits ----------------------------------------------------------------------------------
+
+    def _tick_later(self) -> None:
+        """While requests are held, look every few milliseconds whether time alone has made room."""
+        if self._ticking is None:
+            self._ticking = asyncio.get_running_loop().call_later(HOLD_TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = None
+        service = self.service
+        now = service.clock()
+        service.fleet.tick(now)
+        service.send_released(now)
+        if service.fleet.held:
+            self._tick_later()
 
     def _sweep_later(self) -> None:
         loop = asyncio.get_running_loop()

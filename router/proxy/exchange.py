@@ -16,6 +16,8 @@ from router.proxy.response_head import ResponseHead
 from router.proxy.router_error import (
     CONNECT_TIMEOUT,
     FIRST_BYTE_TIMEOUT,
+    HOLD_FULL,
+    HOLD_TIMEOUT,
     IDLE_TIMEOUT,
     INTERNAL,
     MODEL_NOT_FOUND,
@@ -30,6 +32,7 @@ from router.proxy.router_error import (
 )
 from router.proxy.service import Service
 from router.routing.decision import Decision, NoReplica
+from router.routing.hold import Held
 from router.routing.in_flight import InFlight
 from router.routing.prompt_blocks import UNREADABLE, Prompt, read_prompt
 from router.routing.retry import RETRYABLE, Failure
@@ -67,6 +70,7 @@ class Exchange:
         "_started_at",
         "_tried",
         "_unseen_token",
+        "_waiting",
         "client",
         "over",
         "request_id",
@@ -101,6 +105,8 @@ class Exchange:
         self._held: tuple[ReplicaConnection, ResponseHead, bytes, Decision, str] | None = None
         """A replica's error answer, kept while another replica is tried."""
         self._answer: Answer | None = None
+        self._waiting: Held | None = None
+        """Set while the request waits in the router for its replica."""
         self._unseen_token = False
         self._moved = False
         """Bytes came since the last sweep."""
@@ -121,17 +127,33 @@ class Exchange:
         if self._body[:64].lstrip()[:1] == b"{":
             self._prompt = read_prompt(self._body)
         try:
-            decision = service.fleet.decide(self._prompt, now, session=self._session)
+            if service.fleet.held >= self._settings.hold_max_requests:
+                self._refuse(HOLD_FULL)
+                return
+            outcome = service.fleet.submit(self._prompt, now, session=self._session, context=self)
         except NoReplica as error:
             self._refuse(MODEL_NOT_FOUND if error.why == "unknown_model" else NO_REPLICA)
             return
         counters.decision_s.add(service.clock() - now)
-        self._dispatch(decision, now)
+        if isinstance(outcome, InFlight):
+            self._begin(outcome, now)
+        else:
+            self._waiting = outcome
+            service.hold_began()
 
-    def _dispatch(self, decision: Decision, now: float) -> None:
-        service = self._service
-        replica = service.fleet.replicas[decision.replica]
-        self._flight = service.fleet.sent(self._prompt, decision, now)
+    def hold_ended(self, flight: InFlight | None, now: float) -> None:
+        """The request waited in the router until now; without a ``flight`` no replica is left for it."""
+        self._waiting = None
+        if flight is None:
+            self._refuse(NO_REPLICA)
+        else:
+            self._begin(flight, now)
+
+    def _begin(self, flight: InFlight, now: float) -> None:
+        """The fleet has booked the request on a replica: send it there."""
+        service, decision = self._service, flight.decision
+        replica = flight.replica
+        self._flight = flight
         self._decision = decision
         name = self._replica_name = replica.name
         self._attempts += 1
@@ -204,7 +226,7 @@ class Exchange:
         if not service.budget.take(failure, self._attempts):
             return False
         service.counters.retries += 1
-        self._dispatch(decision, now)
+        self._begin(service.fleet.sent(self._prompt, decision, now), now)
         return True
 
     def _end_flight(self, failure: Failure, now: float) -> None:
@@ -212,6 +234,7 @@ class Exchange:
         if flight is not None:
             self._flight = None
             self._service.fleet.failed(flight, now, failure)
+            self._service.send_released(now)
 
     # --- the answer ------------------------------------------------------------------------------
 
@@ -239,6 +262,7 @@ class Exchange:
             if flight is not None:
                 self._flight = None
                 self._service.fleet.refused(flight, now)
+                self._service.send_released(now)
             return False
         self._end_flight(failure, now)
         held, self._held = self._held, None
@@ -333,6 +357,7 @@ class Exchange:
         service.counters.ttft_s.add(now - self._started_at)
         if self._flight is not None:
             service.fleet.first_token(self._flight, now)
+            service.send_released(now)
 
     def _complete(self) -> None:
         """The answer's last byte was passed on."""
@@ -358,6 +383,7 @@ class Exchange:
             else:
                 connection.close()
         self._over(self._replica_name, answer.status)
+        service.send_released(now)
         self.client.answered()
 
     # --- ends ------------------------------------------------------------------------------------
@@ -377,6 +403,11 @@ class Exchange:
         if flight is not None:
             self._flight = None
             self._service.fleet.cancelled(flight, now)
+            self._service.send_released(now)
+        waiting = self._waiting
+        if waiting is not None:
+            self._waiting = None
+            self._service.fleet.dropped(waiting, now)
         self._drop_connection()
 
     def _drop_connection(self) -> None:
@@ -498,7 +529,11 @@ class Exchange:
     def sweep(self, now: float) -> None:
         """Look at this request's limits."""
         settings = self._settings
-        if self._answer is None:
+        if self._waiting is not None:
+            if now - self._started_at > settings.hold_max_wait_s:
+                self.fail(HOLD_TIMEOUT)
+                return
+        elif self._answer is None:
             if self._connection is not None and now - self._sent_at > settings.first_byte_s:
                 self._drop_connection()
                 self._attempt_failed(Failure.FIRST_BYTE_TIMEOUT, FIRST_BYTE_TIMEOUT, "time-out")

@@ -52,6 +52,12 @@ REPLICA_UNREACHABLE = RouterError(502, "replica_unreachable", "The replica could
 REPLICA_CLOSED = RouterError(502, "replica_closed", "The replica closed the connection before it answered")
 REPLICA_GARBAGE = RouterError(502, "replica_garbage", "The replica's answer is not valid HTTP/1.1")
 REPLICA_BROKEN = RouterError(502, "replica_broken", "The replica broke off in the middle of its answer")
+HOLD_TIMEOUT = RouterError(
+    429, "hold_timeout", "All replicas are busy; the request waited hold.max_wait_s", retry_after_s=5
+)
+HOLD_FULL = RouterError(
+    429, "hold_full", "All replicas are busy and hold.max_requests already wait", retry_after_s=5
+)
 NO_REPLICA = RouterError(503, "no_replica", "No replica can take the request now", retry_after_s=1)
 SHUTTING_DOWN = RouterError(503, "shutting_down", "The router is shutting down", retry_after_s=1)
 TOO_MANY_CONNECTIONS = RouterError(503, "too_many_connections", "Too many connections", retry_after_s=1)

@@ -24,6 +24,7 @@ class Service:
         "clock",
         "counters",
         "fleet",
+        "hold_began",
         "settings",
         "shutting_down",
     )
@@ -37,6 +38,8 @@ class Service:
         self.settings: ProxySettings
         self.budget: RetryBudget
         self.shutting_down = False
+        self.hold_began: Callable[[], None] = lambda: None
+        """Called when a request begins to wait in the router."""
         self._pools: dict[str, ReplicaPool] = {}
         self._id_prefix = b"wr-" + os.urandom(6).hex().encode() + b"-"
         self._ids = 0
@@ -47,6 +50,13 @@ class Service:
         self.settings = proxy_settings(config)
         retries = config.retries
         self.budget = RetryBudget(RetrySettings(retries.attempts, retries.budget_share, retries.budget_floor))
+
+    def send_released(self, now: float) -> None:
+        """An event may have made room on a replica: requests that were held for it go out now."""
+        outbox = self.fleet.outbox
+        while outbox:
+            held = outbox.pop(0)
+            held.context.hold_ended(held.flight, now)
 
     def new_request_id(self) -> bytes:
         """Unique among all routers, and cheap."""

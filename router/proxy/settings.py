@@ -21,6 +21,8 @@ class ProxySettings:
     header_bytes: int
     client_connections: int
     attempts: int
+    hold_max_wait_s: float
+    hold_max_requests: int
     expose_routing: bool
     expose_replica_urls: bool
     api_key: bytes | None
@@ -36,6 +38,7 @@ class ProxySettings:
             self.client_keepalive_s,
             self.client_stall_s,
             self.replica_keepalive_s,
+            self.hold_max_wait_s,
         ]
         if self.total_s is not None:
             limits.append(self.total_s)
@@ -58,6 +61,8 @@ def proxy_settings(config: RouterConfig) -> ProxySettings:
         header_bytes=limits.header_bytes,
         client_connections=limits.client_connections,
         attempts=config.retries.attempts,
+        hold_max_wait_s=config.hold.max_wait_s,
+        hold_max_requests=config.hold.max_requests,
         expose_routing=config.expose_routing,
         expose_replica_urls=config.expose_replica_urls,
         api_key=config.api_key.get_secret_value().encode() if config.api_key else None,

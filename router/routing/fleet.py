@@ -225,7 +225,7 @@ class Fleet:
             self.outbox.append(held)
 
     def _rehome(self, replica: ReplicaState, now: float) -> None:
-        """The replica takes no more work: whoever waits for it is decided again."""
+        """The replica takes no more work, or shows nothing: whoever waits for it is decided and sent."""
         while (held := replica.held.next(now)) is not None:
             replica.held.remove(held)
             self.held -= 1
@@ -244,8 +244,16 @@ class Fleet:
         self._withdraw(replica, held.prompt, held.decision)
 
     def tick(self, now: float) -> None:
-        """Time passed: requests that are not streamed may have made room. Call it often while ``held``."""
+        """Time passed: requests that are not streamed may have made room, silent replicas are given up on.
+
+        Call it often while ``held`` is not zero.
+        """
         self._expect_first_tokens(now)
+        if self.held:
+            patience_s = DEADLINE_SLOS * self.settings.slo_ttft_s
+            for replica in self.replicas:
+                if replica.held and replica.ledger.queued and now - replica.ledger.free_at > patience_s:
+                    self._rehome(replica, now)
 
     # --- a request's life -----------------------------------------------------------------------
 

@@ -37,7 +37,9 @@ class Rig:
         ]
         health = HealthSettings(failures_to_eject=config.health.failures_to_eject)
         policy = POLICIES[config.policy.kind](rng)
-        self.fleet = Fleet(specs, policy, FleetSettings(health=health))
+        self.fleet = Fleet(
+            specs, policy, FleetSettings(health=health, hold=config.policy.kind == "predicted_finish")
+        )
         for index in range(len(replicas)):
             self.fleet.probe_succeeded(index, 0.0)
         self.plane = DataPlane(self.fleet, config, self.counters)
@@ -64,11 +66,16 @@ class Rig:
         client.leave()
         return answer
 
+    def drain(self, index: int, *, on: bool = True) -> None:
+        """The operator drains a replica."""
+        self.fleet.drained(index, self.plane.service.clock(), on=on)
+
     def booked(self) -> dict[str, float]:
         """Everything that must be zero when nothing is in flight."""
         ledgers = [replica.ledger for replica in self.fleet.replicas]
         return {
             "in_flight": self.counters.in_flight,
+            "held": self.fleet.held,
             "queued": sum(ledger.queued for ledger in ledgers),
             "decoding": sum(ledger.decoding for ledger in ledgers),
             "outstanding_tokens": sum(ledger.outstanding_tokens for ledger in ledgers),
