@@ -272,7 +272,7 @@ class FakeReplica:
         steps = loop.create_task(self._steps(plan, writer))
         try:
             await asyncio.wait({router_left, steps}, return_when=asyncio.FIRST_COMPLETED)
-            if not steps.done():
+            if not steps.done() or isinstance(steps.exception(), ConnectionError):
                 self.aborted += 1
                 return False
             return steps.result()

@@ -1,4 +1,4 @@
-"""Replicas that break in the middle of an answer: never a clean end, never a fabricated one, one failure counted."""
+"""Replicas that break in the middle of an answer: never a clean end, never a fabricated one."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Failures before the first byte: tried on another replica, within a budget; what replicas say is never disguised."""
+"""Failures before the first byte: tried elsewhere, within a budget; what replicas say is never disguised."""
 
 import asyncio
 from typing import Any

@@ -59,7 +59,7 @@ def test_b076_no_cell_of_the_matrix_buffers(accept: str | None, content_type: st
             [Send(stream_head + chunk(delta("a"))), Wait(gate), Send(chunk(DONE_EVENT) + LAST_CHUNK)]
         )
         client = await rig.client()
-        fields = {"accept": accept} if accept else {}
+        fields: dict[str, Any] = {"accept": accept} if accept else {}
         await client.post({**CHAT_STREAM, "logprobs": True, "n": 2}, **fields)
         await client.head()
         assert await client.chunk() == delta("a")  # the replica has not gone on
@@ -257,9 +257,9 @@ def test_usage_of_a_json_answer_is_learnt() -> None:
         ):
             rig.replica.plans.append([Send(sized(json.dumps(body).encode()))])
             await rig.ask(CHAT)
-        for body in (b"[]", b"{", b'{"usage": 3}', b'{"usage":{"prompt_tokens":"x"}}', b""):
-            rig.replica.plans.append([Send(sized(body))])
-            assert (await rig.ask(CHAT)).body == body
+        for odd in (b"[]", b"{", b'{"usage": 3}', b'{"usage":{"prompt_tokens":"x"}}', b""):
+            rig.replica.plans.append([Send(sized(odd))])
+            assert (await rig.ask(CHAT)).body == odd
         counters = rig.counters
         assert (counters.prompt_tokens, counters.output_tokens, counters.cached_tokens) == (22, 6, 10)
 
