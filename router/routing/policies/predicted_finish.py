@@ -8,7 +8,7 @@ For every candidate j, in seconds::
             + kappa * o * step_j / (1 - rho_j)            my own decoding there
             + (1 + lambda_j) * K_j                        KV room, when j is nearly full
 
-    lambda_j = min(8, A / N * (W_j + T_j) / (1 - rho_fleet))
+    lambda_j = min(32, A / N * (W_j + T_j) / (1 - rho_fleet))
 
 Where requests are held in the router (``hold.py``), W_j counts those that would go first, Q_j counts all that
 are held, and each one behind adds T_j: it waits that much longer for certain.
@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from router.routing.decision import Assessment, Decision, Reason
 from router.routing.view import Candidate, RoutingRequest
 
-MAX_LATER_ARRIVALS = 8.0
+MAX_LATER_ARRIVALS = 32.0
 
 
 class PredictedFinish:
