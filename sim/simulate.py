@@ -28,6 +28,8 @@ from sim.workload.trace import Trace
 Progress = Callable[[str, int, int], None]
 """Called now and then with (policy, requests over, requests in all)."""
 
+HOLDING_POLICY = "predicted_finish"
+"""The only policy under which the router holds requests (``router.proxy.assembly``)."""
 PROGRESS_EVERY_S = 10.0
 """Virtual seconds between two calls."""
 
@@ -39,8 +41,9 @@ class SimulationSettings:
     replica: ReplicaSettings = field(default_factory=ReplicaSettings)
     step_time: StepTime = PRESETS["emufleet"]
     slo: Slo = field(default_factory=Slo)
-    hold: bool = False
-    """The router keeps requests back while their replica has one without a first token."""
+    hold: bool = True
+    """As the router does by default: under the policy ``predicted_finish`` requests wait in the router while
+    their replica has one without a first token."""
     network_delay_s: float = 0.0
     """One way, between router and replica."""
     report_interval_s: float = 2.0
@@ -114,7 +117,7 @@ def _run(
         FleetSettings(
             slo_ttft_s=settings.slo.ttft_ms / 1e3,
             slo_tpot_s=settings.slo.tpot_ms / 1e3,
-            hold=settings.hold,
+            hold=settings.hold and policy == HOLDING_POLICY,
         ),
         layout=UniformLayout(trace.block_tokens),
         tokens_per_unit=1.0,

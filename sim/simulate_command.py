@@ -52,10 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="KV tokens one replica holds (default %(default)s)",
     )
     parser.add_argument(
-        "--hold",
+        "--no-hold",
         action="store_true",
-        help="requests wait in the router, shortest prefill first, while their replica has one without "
-        "a first token",
+        help="predicted_finish sends at once, instead of keeping requests in the router, shortest prefill "
+        "first, while their replica has one without a first token",
     )
     parser.add_argument(
         "--step-time",
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
             ),
             step_time=PRESETS[args.step_time],
             slo=Slo(args.slo_ttft_ms, args.slo_tpot_ms),
-            hold=args.hold,
+            hold=not args.no_hold,
             network_delay_s=args.network_delay_ms / 1e3,
             warmup_share=args.warmup,
             mean_think_s=args.think,

@@ -56,8 +56,11 @@ class TextSessions:
 
 def is_text_sessions(path: Path) -> bool:
     """Whether ``path`` holds a JSON array, as recorded conversations do."""
-    with path.open("rb") as file:
-        return file.read(64).lstrip()[:1] == b"["
+    try:
+        with path.open("rb") as file:
+            return file.read(64).lstrip()[:1] == b"["
+    except OSError:
+        return False  # whoever reads it next says why
 
 
 def read_text_sessions(path: str | Path, *, requests: int | None = None) -> TextSessions:

@@ -83,15 +83,15 @@ def test_policies_that_know_prefixes_win(on_the_slice: dict[str, Result]) -> Non
 
 
 def test_holding_shortens_the_wait_and_loses_nobody(on_the_slice: dict[str, Result]) -> None:
-    (held,) = simulate(
+    (at_once,) = simulate(
         open_trace("mooncake"),
         ["predicted_finish"],
         replicas=8,
         rate=2.0,
         seed=1,
-        settings=SimulationSettings(hold=True),
+        settings=SimulationSettings(hold=False),
     )
-    at_once = on_the_slice["predicted_finish"]
+    held = on_the_slice["predicted_finish"]
     assert held.requests == at_once.requests and held.errors == 0
     assert held.ttft_s.mean is not None and at_once.ttft_s.mean is not None
     assert held.ttft_s.mean < at_once.ttft_s.mean
