@@ -19,10 +19,10 @@ class Answer:
 
     __slots__ = (
         "_chunk_again",
+        "_ends_marked",
         "_framing",
         "_payload",
         "_raw",
-        "_stream",
         "_watch",
         "cut_short",
         "done",
@@ -30,6 +30,7 @@ class Answer:
         "needs_close",
         "reusable",
         "status",
+        "until_close",
     )
 
     def __init__(self, head: ResponseHead, *, method: bytes, path: bytes, http10: bool) -> None:
@@ -37,40 +38,48 @@ class Answer:
         self.done = False
         self.cut_short = False
         """The framing was complete, but the stream in it was not: it has no mark of its end."""
-        self.first_token = False
+        self.first_token = head.encoded
         self._framing: Framing
-        no_body = method == b"HEAD" or head.status in _NO_BODY_STATUSES
-        if no_body or head.content_length == 0:
+        self._payload: list[bytes] | None = None
+        self._watch: StreamWatch | JsonWatch | None = None
+        self._ends_marked = False
+        self._raw = True
+        self._chunk_again = False
+        self.until_close = False
+        """The replica's close is the regular end."""
+        self.reusable = head.keep_alive
+        """The replica's connection may be used again."""
+        self.needs_close = False
+        """Only the close tells the client where the body ends."""
+        if head.content_length == 0 or method == b"HEAD" or head.status in _NO_BODY_STATUSES:
             self._framing = NoBody()
-        elif head.chunked:
+            return
+        if head.chunked:
             self._framing = ChunkedBody()
+            if http10:
+                self._raw = False
+                self.needs_close = True
         elif head.content_length is not None:
             self._framing = LengthBody(head.content_length)
         else:
             self._framing = UntilCloseBody()
-        until_close = isinstance(self._framing, UntilCloseBody)
-        chunked = isinstance(self._framing, ChunkedBody)
-        self.reusable = head.keep_alive and not until_close
-        self._raw = not (http10 and chunked) and not (until_close and not http10)
-        self._chunk_again = until_close and not http10
-        self.needs_close = http10 and (chunked or until_close)
-        """Only the close tells the client where the body ends."""
-        self._watch: StreamWatch | JsonWatch | None = None
-        self._stream: StreamWatch | None = None
-        if 200 <= head.status < 300 and not no_body and not head.encoded:
+            self.until_close = True
+            self.reusable = False
+            self._raw = http10
+            self._chunk_again = not http10
+            self.needs_close = http10
+        if 200 <= head.status < 300 and not head.encoded:
             if head.event_stream:
-                self._watch = self._stream = StreamWatch()
+                self._watch = StreamWatch()
+                self._ends_marked = path in _DONE_PATHS
             else:
                 self._watch = JsonWatch()
-        elif head.encoded:
-            self.first_token = True
-        self._payload: list[bytes] | None = [] if self._watch is not None or not self._raw else None
-        if self._stream is not None and path not in _DONE_PATHS:
-            self._stream = None
+        if self._watch is not None or not self._raw:
+            self._payload = []
 
     def head_bytes(self, head: ResponseHead, *, http10: bool, keep_alive: bool, extra: bytes) -> bytes:
         """The head for the client. ``extra``: the router's own lines, each ended by CRLF."""
-        if self._chunk_again or (head.chunked and self._raw and not isinstance(self._framing, NoBody)):
+        if self._chunk_again or (self._raw and isinstance(self._framing, ChunkedBody)):
             framing = b"transfer-encoding: chunked\r\n"
         elif head.content_length is not None and head.status != 204:
             framing = b"content-length: %d\r\n" % head.content_length
@@ -82,19 +91,7 @@ class Answer:
             framing += b"connection: keep-alive\r\n"
         if head.event_stream:
             framing += b"x-accel-buffering: no\r\n"
-        kept = head.kept
-        return b"HTTP/1.1 %d %b\r\n%b%b%b\r\n" % (
-            head.status,
-            head.reason,
-            b"\r\n".join(kept) + b"\r\n" if kept else b"",
-            framing,
-            extra,
-        )
-
-    @property
-    def until_close(self) -> bool:
-        """The replica's close is the regular end."""
-        return isinstance(self._framing, UntilCloseBody)
+        return b"%b%b%b\r\n" % (head.opening, framing, extra)
 
     def take(self, data: bytes, start: int = 0) -> bytes:
         """What the client gets for ``data[start:]``. Raises ``FramingError``."""
@@ -124,7 +121,7 @@ class Answer:
         if end != len(data):
             self.reusable = False  # bytes nobody asked for
         framing = self._framing
-        if self._stream is not None and not self._stream.ended_properly:
+        if self._lacks_end:
             self.cut_short = True
             if isinstance(framing, ChunkedBody):
                 # Withhold the last chunk, or at least the last byte of it.
@@ -134,6 +131,11 @@ class Answer:
         if self._raw:
             return data[start:end]
         return self._reframed()
+
+    @property
+    def _lacks_end(self) -> bool:
+        watch = self._watch
+        return self._ends_marked and isinstance(watch, StreamWatch) and not watch.ended_properly
 
     def _reframed(self) -> bytes:
         payload = self._payload
@@ -146,7 +148,7 @@ class Answer:
 
     def closed(self) -> bytes:
         """The replica closed in good order where that is the end (``until_close``)."""
-        if self._stream is not None and not self._stream.ended_properly:
+        if self._lacks_end:
             self.cut_short = True
             return b""
         self.done = True

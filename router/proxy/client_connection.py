@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from router.proxy.exchange import Exchange
 from router.proxy.own_routes import is_routed, own_answer
-from router.proxy.request_head import ClientError, ForwardedAs, RequestHead
+from router.proxy.request_head import ClientError, ForwardedAs, RequestHead, last_lines
 from router.proxy.request_reader import Expecting, RequestReader
 from router.proxy.router_error import REQUEST_TIMEOUT, TOO_MANY_CONNECTIONS, RouterError, error_answer
 from router.proxy.settings import ProxySettings
@@ -45,13 +45,23 @@ class Phase(Enum):
     CLOSING = auto()
 
 
+class _Forwarding:
+    """What becomes of requests with this head under these settings; kept while they stay the same."""
+
+    __slots__ = ("head", "lines", "routed", "settings")
+
+    def __init__(self, head: RequestHead, settings: ProxySettings, routed: bool, lines: bytes) -> None:
+        self.head = head
+        self.settings = settings
+        self.routed = routed
+        self.lines = lines
+
+
 class ClientConnection(asyncio.Protocol):
     """One client's connection."""
 
     __slots__ = (
-        "_expecting",
-        "_forwarded_as",
-        "_forwarded_by",
+        "_forwarding",
         "_phase",
         "_plane",
         "_pumping",
@@ -82,8 +92,7 @@ class ClientConnection(asyncio.Protocol):
         """When the client last did what it is waited for; the first sweep after that sets it."""
         self._unwritten = 0
         self._unwritten_since = 0.0
-        self._forwarded_as: ForwardedAs | None = None
-        self._forwarded_by: ProxySettings | None = None
+        self._forwarding: _Forwarding | None = None
 
     # --- from the transport ----------------------------------------------------------------------
 
@@ -173,25 +182,24 @@ class ClientConnection(asyncio.Protocol):
         service = self._plane.service
         self.keep_alive = head.keep_alive and not service.shutting_down
         request_id = head.request_id or service.new_request_id()
-        if is_routed(head):
+        forwarding = self._forwarding
+        if forwarding is None or forwarding.head is not head or forwarding.settings is not service.settings:
+            forwarding = self._forwarding = self._forward(head, service.settings)
+        if forwarding.routed:
             self._phase = Phase.SERVING
-            after_host = self._forwarding(service.settings).head_after_host(head, request_id, len(body))
+            after_host = forwarding.lines + last_lines(head, request_id, len(body))
             exchange = self.exchange = Exchange(service, self, head, body, request_id, after_host)
             exchange.start()
         else:
             self.transport.write(own_answer(service, head, request_id, keep_alive=self.keep_alive))
             self._answered()
 
-    def _forwarding(self, settings: ProxySettings) -> ForwardedAs:
-        """How this connection's requests are forwarded under ``settings``."""
-        forwarded = self._forwarded_as
-        if forwarded is None or self._forwarded_by is not settings:
-            peer = self.transport.get_extra_info("peername")
-            address = peer[0].encode("ascii", "ignore") if isinstance(peer, tuple) and peer else b""
-            scheme = b"https" if self.transport.get_extra_info("ssl_object") is not None else b"http"
-            forwarded = ForwardedAs(address, scheme, settings.api_key, settings.forward_client_key)
-            self._forwarded_as, self._forwarded_by = forwarded, settings
-        return forwarded
+    def _forward(self, head: RequestHead, settings: ProxySettings) -> "_Forwarding":
+        peer = self.transport.get_extra_info("peername")
+        address = peer[0].encode("ascii", "ignore") if isinstance(peer, tuple) and peer else b""
+        scheme = b"https" if self.transport.get_extra_info("ssl_object") is not None else b"http"
+        forwarded_as = ForwardedAs(address, scheme, settings.api_key, settings.forward_client_key)
+        return _Forwarding(head, settings, is_routed(head), forwarded_as.lines(head))
 
     # --- from the exchange -----------------------------------------------------------------------
 

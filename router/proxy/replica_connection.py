@@ -4,7 +4,7 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 from router.proxy.body_framing import FramingError
-from router.proxy.response_head import GarbageError, read_response_head
+from router.proxy.response_head import GarbageError
 
 if TYPE_CHECKING:
     from router.proxy.exchange import Exchange
@@ -162,7 +162,7 @@ class ReplicaConnection(asyncio.Protocol):
                     exchange.replica_garbled()
                 return
             try:
-                head = read_response_head(data[:end])
+                head = self._pool.read_head(data[:end])
             except GarbageError:
                 exchange.replica_garbled()
                 return

@@ -8,9 +8,14 @@ from urllib.parse import urlsplit
 
 from router.proxy.counters import Counters
 from router.proxy.replica_connection import ReplicaConnection
+from router.proxy.response_head import ResponseHead, read_response_head
 
 if TYPE_CHECKING:
     from router.proxy.exchange import Exchange
+
+
+KNOWN_HEADS = 64
+KNOWN_HEAD_BYTES = 1024
 
 
 class ReplicaPool:
@@ -18,6 +23,7 @@ class ReplicaPool:
 
     __slots__ = (
         "_connecting",
+        "_heads",
         "_idle",
         "_open",
         "_tls",
@@ -38,6 +44,8 @@ class ReplicaPool:
         self.host = parts.hostname or ""
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._heads: dict[bytes, ResponseHead] = {}
+        """Heads read lately: a replica's heads repeat, but for the date and some lengths."""
         self._idle: deque[ReplicaConnection] = deque()
         self._open: set[ReplicaConnection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
@@ -90,6 +98,17 @@ class ReplicaPool:
         finally:
             if not taken:
                 connection.abandon()
+
+    def read_head(self, head: bytes) -> ResponseHead:
+        """The answer in ``head``. Raises ``GarbageError``."""
+        known = self._heads.get(head)
+        if known is None:
+            known = read_response_head(head)
+            if len(self._heads) >= KNOWN_HEADS:
+                self._heads.clear()
+            if len(head) <= KNOWN_HEAD_BYTES:
+                self._heads[head] = known
+        return known
 
     def opened(self, connection: ReplicaConnection) -> None:
         """A connection was made."""

@@ -41,6 +41,8 @@ _READ = frozenset(
 )
 _CLIENT_KEYS = (b"authorization", b"api-key", b"x-api-key")
 _NO_BODY_METHODS = frozenset({b"GET", b"HEAD", b"DELETE", b"OPTIONS"})
+_FRAMING = frozenset({b"content-length", b"host", b"transfer-encoding"})
+"""Never hop-by-hop, whatever Connection says."""
 _INVISIBLE = bytes(byte for byte in range(256) if not 0x21 <= byte <= 0x7E)
 
 
@@ -53,62 +55,55 @@ class ClientError(Exception):
 
 
 class RequestHead:
-    """One request's head. ``found`` has the lines that the router reads, ``kept`` all others."""
+    """One request's head, not its length: heads of one client are mostly the same but for that. Immutable."""
 
-    __slots__ = ("chunked", "content_length", "found", "http10", "keep_alive", "kept", "method", "target")
+    __slots__ = (
+        "chunked",
+        "expects_continue",
+        "found",
+        "http10",
+        "keep_alive",
+        "kept",
+        "method",
+        "path",
+        "request_id",
+        "session",
+        "target",
+    )
 
     def __init__(
-        self,
-        method: bytes,
-        target: bytes,
-        http10: bool,
-        found: dict[bytes, bytes],
-        kept: list[bytes],
+        self, method: bytes, target: bytes, http10: bool, found: dict[bytes, bytes], kept: list[bytes]
     ) -> None:
+        keep_alive, nominated = _read_connection(found.get(b"connection"), http10)
+        if nominated:
+            kept = [line for line in kept if line[: line.find(b":")].lower() not in nominated]
+            found = {name: value for name, value in found.items() if name not in nominated}
         self.method = method
         self.target = target
+        """As the client sent it, byte for byte; of an absolute target, the part after the authority."""
+        self.path = target.partition(b"?")[0]
         self.http10 = http10
+        self.keep_alive = keep_alive
+        self.chunked = b"transfer-encoding" in found
         self.found = found
+        """The lines that the router reads, by name; those given twice joined by a comma."""
         self.kept = kept
-        self.chunked = False
-        self.content_length = 0
-        self.keep_alive = not http10
-
-    @property
-    def path(self) -> bytes:
-        """The target without its query."""
-        return self.target.partition(b"?")[0]
-
-    @property
-    def has_body(self) -> bool:
-        """Bytes of a body follow."""
-        return self.content_length > 0 or self.chunked
-
-    @property
-    def expects_continue(self) -> bool:
-        """The client waits for ``100 Continue`` before it sends its body."""
-        return not self.http10 and self.found.get(b"expect", b"").lower() == b"100-continue"
-
-    @property
-    def session(self) -> str | None:
-        """``x-session-id``, if it has one that is not empty."""
-        value = self.found.get(b"x-session-id")
-        return value[:MAX_SESSION_CHARS].decode("latin-1") if value else None
-
-    @property
-    def request_id(self) -> bytes:
+        """All other lines, as they came."""
+        self.expects_continue = not http10 and found.get(b"expect", b"").lower() == b"100-continue"
+        session = found.get(b"x-session-id")
+        self.session = session[:MAX_SESSION_CHARS].decode("latin-1") if session else None
+        given = found.get(b"x-request-id", b"")
+        self.request_id = given.translate(None, _INVISIBLE)[:MAX_ID_CHARS]
         """The client's ``x-request-id`` cut down to 128 visible ASCII characters; may be empty."""
-        value = self.found.get(b"x-request-id")
-        return value.translate(None, _INVISIBLE)[:MAX_ID_CHARS] if value else b""
 
 
-def read_request_head(head: bytes) -> RequestHead:
-    r"""The request in ``head``, which ends with the empty line. Raises ``ClientError``.
+def read_request_head(head: bytes) -> tuple[RequestHead, int]:
+    r"""The request in ``head``, which ends with the empty line, and its body's bytes. Raises ``ClientError``.
 
     >>> lines = b"POST /v1/x?a=%2F HTTP/1.1", b"Host: a", b"Content-Length: 2", b"X-A: b", b"", b""
-    >>> head = read_request_head(b"\r\n".join(lines))
-    >>> head.method, head.target, head.content_length, head.keep_alive, head.kept
-    (b'POST', b'/v1/x?a=%2F', 2, True, [b'X-A: b'])
+    >>> head, body_bytes = read_request_head(b"\r\n".join(lines))
+    >>> head.method, head.target, head.keep_alive, head.kept, body_bytes
+    (b'POST', b'/v1/x?a=%2F', True, [b'X-A: b'], 2)
     """
     parser = HttpRequestParser(None)
     try:
@@ -138,13 +133,10 @@ def read_request_head(head: bytes) -> RequestHead:
             kept.append(line)
     if target[:1] != b"/":
         target = _origin_form(target)
-    request = RequestHead(method, target, version == b"HTTP/1.0", found, kept)
-    _check_host(request)
-    _read_framing(request)
-    connection = found.get(b"connection")
-    if connection is not None:
-        _obey_connection(request, connection.lower())
-    return request
+    http10 = version == b"HTTP/1.0"
+    _check_host(found.get(b"host"), http10)
+    body_bytes = _read_framing(found, http10)
+    return RequestHead(method, target, http10, found, kept), body_bytes
 
 
 def check_partial_head(parser: HttpRequestParser, data: bytes) -> None:
@@ -167,41 +159,34 @@ def _origin_form(target: bytes) -> bytes:
     return path if path.startswith(b"/") else b"/" + path
 
 
-def _check_host(request: RequestHead) -> None:
-    host = request.found.get(b"host")
+def _check_host(host: bytes | None, http10: bool) -> None:
     if host is None:
-        if not request.http10:
+        if not http10:
             raise ClientError(BAD_REQUEST)
     elif b"," in host or b" " in host:  # twice, or not a host
         raise ClientError(BAD_REQUEST)
 
 
-def _read_framing(request: RequestHead) -> None:
+def _read_framing(found: dict[bytes, bytes], http10: bool) -> int:
     """RFC 9112, 6.3. llhttp has refused a length beside an encoding, and a length given twice."""
-    length = request.found.get(b"content-length")
-    if length is not None:
-        if not length.isdigit():
-            raise ClientError(BAD_REQUEST)
-        request.content_length = int(length)
-    coding = request.found.get(b"transfer-encoding")
-    if coding is not None:
-        if request.http10 or length is not None or coding.lower() != b"chunked":
-            raise ClientError(BAD_REQUEST)
-        request.chunked = True
+    length = found.get(b"content-length")
+    coding = found.get(b"transfer-encoding")
+    if coding is not None and (http10 or length is not None or coding.lower() != b"chunked"):
+        raise ClientError(BAD_REQUEST)
+    if length is None:
+        return 0
+    if not length.isdigit():
+        raise ClientError(BAD_REQUEST)
+    return int(length)
 
 
-def _obey_connection(request: RequestHead, connection: bytes) -> None:
-    """Keep-alive or close, and the header lines that are meant for this hop only."""
-    tokens = {token.strip() for token in connection.split(b",")}
-    if b"close" in tokens:
-        request.keep_alive = False
-    elif b"keep-alive" in tokens:
-        request.keep_alive = True
-    nominated = tokens - {b"close", b"keep-alive", b""}
-    if nominated:
-        request.kept = [line for line in request.kept if line[: line.find(b":")].lower() not in nominated]
-        for name in nominated & {b"x-request-id", b"x-session-id", b"x-forwarded-for", b"x-forwarded-proto"}:
-            request.found.pop(name, None)
+def _read_connection(connection: bytes | None, http10: bool) -> tuple[bool, set[bytes]]:
+    """Keep-alive, and the names of header lines that are meant for this hop only."""
+    if connection is None:
+        return not http10, set()
+    tokens = {token.strip() for token in connection.lower().split(b",")}
+    keep_alive = b"close" not in tokens and (not http10 or b"keep-alive" in tokens)
+    return keep_alive, tokens - {b"close", b"keep-alive", b""} - _FRAMING
 
 
 class ForwardedAs:
@@ -221,8 +206,8 @@ class ForwardedAs:
         self._key_line = b"authorization: Bearer %b\r\n" % api_key if api_key is not None else b""
         self._forward_client_key = forward_client_key and api_key is None
 
-    def head_after_host(self, request: RequestHead, request_id: bytes, body_bytes: int) -> bytes:
-        """Everything after the Host line of the head that a replica gets, empty line included."""
+    def lines(self, request: RequestHead) -> bytes:
+        """The lines that a replica gets after Host and before the request's id and length."""
         found = request.found
         keys = self._key_line
         if self._forward_client_key:
@@ -235,17 +220,20 @@ class ForwardedAs:
         elif self._peer:
             peer = peer + b", " + self._peer
         kept = request.kept
-        return b"%baccept-encoding: identity\r\n%b%b%bx-request-id: %b\r\nx-forwarded-proto: %b\r\n%b\r\n" % (
+        return b"%baccept-encoding: identity\r\n%b%b%bx-forwarded-proto: %b\r\n" % (
             b"\r\n".join(kept) + b"\r\n" if kept else b"",
             keys,
             b"x-forwarded-for: %b\r\n" % peer if peer else b"",
             b"x-session-id: %b\r\n" % found[b"x-session-id"] if b"x-session-id" in found else b"",
-            request_id,
             found.get(b"x-forwarded-proto", self._scheme),
-            b""
-            if not body_bytes and request.method in _NO_BODY_METHODS
-            else b"content-length: %d\r\n" % body_bytes,
         )
+
+
+def last_lines(request: RequestHead, request_id: bytes, body_bytes: int) -> bytes:
+    """What ends a forwarded head: id, length, and the empty line."""
+    if not body_bytes and request.method in _NO_BODY_METHODS:
+        return b"x-request-id: %b\r\n\r\n" % request_id
+    return b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (request_id, body_bytes)
 
 
 def has_dot_segments(path: bytes) -> bool:

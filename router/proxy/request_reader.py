@@ -8,6 +8,8 @@ from router.proxy.body_framing import ChunkedBody, Framing, FramingError, Length
 from router.proxy.request_head import ClientError, RequestHead, check_partial_head, read_request_head
 from router.proxy.router_error import BAD_REQUEST, BODY_TOO_LARGE, HEADERS_TOO_LARGE
 
+MAX_LENGTH_DIGITS = 15
+
 
 class Expecting(Enum):
     """What the client's next bytes are."""
@@ -31,9 +33,12 @@ class RequestReader:
     """
 
     __slots__ = (
+        "_after_length",
+        "_before_length",
         "_body",
         "_fed",
         "_head",
+        "_known_head",
         "_partial",
         "_payload",
         "_payload_bytes",
@@ -55,6 +60,11 @@ class RequestReader:
         self._partial: HttpRequestParser | None = None
         self._fed = 0
         """Bytes at the buffer's beginning that ``_partial`` has judged."""
+        # The last head, and its bytes before and after the digits of its length: a client's next head
+        # is mostly the same but for those, and need not be judged again.
+        self._known_head: RequestHead | None = None
+        self._before_length = b""
+        self._after_length: bytes | None = None
 
     def feed(self, data: bytes) -> None:
         """More bytes came."""
@@ -65,11 +75,11 @@ class RequestReader:
         """The next request with its whole body, or None if more bytes are needed. Raises ``ClientError``."""
         head = self._head
         if head is None:
-            head = self._read_head(header_limit)
-            if head is None:
+            read = self._read_known_head() or self._read_head(header_limit)
+            if read is None:
                 return None
+            head, length = read
             if not head.chunked:
-                length = head.content_length
                 if length > body_limit:
                     raise ClientError(BODY_TOO_LARGE)
                 buffer = self.buffer
@@ -77,11 +87,28 @@ class RequestReader:
                     self.buffer = buffer[length:]
                     self.expecting = Expecting.REQUEST
                     return head, buffer if len(buffer) == length else buffer[:length]
-            self._begin_body(head)
+            self._begin_body(head, length)
         assert self._body is not None
         return self._read_body(head, self._body, body_limit)
 
-    def _read_head(self, limit: int) -> RequestHead | None:
+    def _read_known_head(self) -> tuple[RequestHead, int] | None:
+        """The head, if it is the last one again with perhaps another length."""
+        head, buffer, before = self._known_head, self.buffer, self._before_length
+        if head is None or not buffer.startswith(before):
+            return None
+        after = self._after_length
+        if after is None:
+            self.buffer = buffer[len(before) :]
+            return head, 0
+        start = len(before)
+        end = buffer.find(b"\r", start, start + MAX_LENGTH_DIGITS + 1)
+        digits = buffer[start:end]
+        if end < 0 or not digits.isdigit() or not buffer.startswith(after, end):
+            return None
+        self.buffer = buffer[end + len(after) :]
+        return head, int(digits)
+
+    def _read_head(self, limit: int) -> tuple[RequestHead, int] | None:
         buffer = self.buffer
         if not self._fed:
             while buffer.startswith(b"\r\n"):  # RFC 9112, 2.2: some clients end a body so
@@ -95,9 +122,24 @@ class RequestReader:
             return None
         self._partial = None
         self._fed = 0
-        head = read_request_head(buffer[:end])
+        raw = buffer[:end]
+        head, length = read_request_head(raw)
         self.buffer = buffer[end:]
-        return head
+        self._remember(raw, head, length)
+        return head, length
+
+    def _remember(self, raw: bytes, head: RequestHead, length: int) -> None:
+        self._known_head = head
+        self._before_length, self._after_length = raw, None
+        name = raw.lower().find(b"\r\ncontent-length:")
+        if name >= 0:
+            digits = b"%d" % length
+            end = raw.find(b"\r", name + 2)
+            start = raw.find(digits, name, end)
+            if start < 0 or start + len(digits) != end:
+                self._known_head = None  # leading zeros, spaces: lawful and rare
+                return
+            self._before_length, self._after_length = raw[:start], raw[end:]
 
     def _judge_partial(self, buffer: bytes) -> None:
         """Refuse at once what cannot become a head."""
@@ -107,9 +149,9 @@ class RequestReader:
         self._fed = len(buffer)
         self.expecting = Expecting.HEAD
 
-    def _begin_body(self, head: RequestHead) -> None:
+    def _begin_body(self, head: RequestHead, length: int) -> None:
         self._head = head
-        self._body = ChunkedBody() if head.chunked else LengthBody(head.content_length)
+        self._body = ChunkedBody() if head.chunked else LengthBody(length)
         self._payload = []
         self._payload_bytes = 0
         self.wants_continue = head.expects_continue and not self.buffer

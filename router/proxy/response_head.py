@@ -27,7 +27,7 @@ class GarbageError(Exception):
 
 
 class ResponseHead:
-    """The head of a replica's answer."""
+    """The head of a replica's answer. Not changed once it is read."""
 
     __slots__ = (
         "chunked",
@@ -35,16 +35,15 @@ class ResponseHead:
         "encoded",
         "event_stream",
         "keep_alive",
-        "kept",
-        "reason",
+        "opening",
         "retry_after",
         "status",
     )
 
-    def __init__(self, status: int, reason: bytes) -> None:
+    def __init__(self, status: int) -> None:
         self.status = status
-        self.reason = reason
-        self.kept: list[bytes] = []
+        self.opening = b""
+        """Status line and the lines that are passed on, as the client gets them."""
         self.content_length: int | None = None
         self.chunked = False
         self.keep_alive = True
@@ -59,8 +58,8 @@ def read_response_head(head: bytes) -> ResponseHead:
     r"""The answer in ``head``, which ends with the empty line. Raises ``GarbageError``.
 
     >>> head = read_response_head(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Type: a/b\r\n\r\n")
-    >>> head.status, head.reason, head.content_length, head.kept
-    (200, b'OK', 2, [b'Content-Type: a/b'])
+    >>> head.status, head.content_length, head.opening
+    (200, 2, b'HTTP/1.1 200 OK\r\nContent-Type: a/b\r\n')
     """
     parser = HttpResponseParser(None)
     try:
@@ -75,8 +74,8 @@ def read_response_head(head: bytes) -> ResponseHead:
     version = first[:8]
     if version not in (b"HTTP/1.1", b"HTTP/1.0") or status < 100 or b"\0" in first:
         raise GarbageError("status line")
-    answer = ResponseHead(status, first[13:])
-    kept = answer.kept
+    answer = ResponseHead(status)
+    kept: list[bytes] = []
     connection = coding = None
     for line in lines[1:-2]:
         colon = line.find(b":")
@@ -106,15 +105,13 @@ def read_response_head(head: bytes) -> ResponseHead:
     if version == b"HTTP/1.0":
         answer.keep_alive = connection is not None and b"keep-alive" in connection
     if connection is not None and connection != b"keep-alive":
-        _obey_connection(answer, connection)
+        tokens = {token.strip() for token in connection.split(b",")}
+        if b"close" in tokens:
+            answer.keep_alive = False
+        kept = [line for line in kept if line[: line.find(b":")].lower() not in tokens]
+    answer.opening = b"HTTP/1.1 %d %b\r\n%b" % (
+        status,
+        first[13:],
+        b"\r\n".join(kept) + b"\r\n" if kept else b"",
+    )
     return answer
-
-
-def _obey_connection(answer: ResponseHead, connection: bytes) -> None:
-    """``close``, and the header lines that are meant for this hop only."""
-    tokens = {token.strip() for token in connection.split(b",")}
-    if b"close" in tokens:
-        answer.keep_alive = False
-    nominated = tokens - {b"close", b"keep-alive", b""}
-    if nominated:
-        answer.kept = [line for line in answer.kept if line[: line.find(b":")].lower() not in nominated]

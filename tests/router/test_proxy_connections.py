@@ -65,7 +65,12 @@ def test_connection_close_of_the_replica_is_not_the_clients() -> None:
 
 def test_headers_of_the_replicas_hop_stay_there() -> None:
     async def scenario(rig: Rig) -> None:
-        lines = {"connection": "x-hop, keep-alive", "x-hop": "1", "keep-alive": "timeout=5", "upgrade": "h2c"}
+        lines: dict[str, Any] = {
+            "connection": "x-hop, keep-alive",
+            "x-hop": "1",
+            "keep-alive": "timeout=5",
+            "upgrade": "h2c",
+        }
         rig.replica.default = [
             Send(sized(b"{}", proxy_authenticate="x", set_cookie="a=b", X_Kept="1", server="uv", **lines))
         ]

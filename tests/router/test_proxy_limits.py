@@ -28,7 +28,8 @@ from tests.fakes.raw_client import RawClient
 
 def test_b038_first_byte_timeout() -> None:
     async def scenario(rig: Rig) -> None:
-        for plan in ([Hang()], [Send(b"HTTP/1.1 200"), Hang()]):
+        plans: list[list[Any]] = [[Hang()], [Send(b"HTTP/1.1 200"), Hang()]]
+        for plan in plans:
             rig.replica.default = plan
             answer = await rig.ask(CHAT_STREAM)
             assert answer.status == 504

@@ -1,4 +1,4 @@
-"""Requests that are refused: what HTTP/1.1 does not allow, what is too large, what is too slow, no such route."""
+"""Requests that are refused: not HTTP/1.1, too large, too slow, no such route, no replica."""
 
 import asyncio
 import json
