@@ -21,6 +21,7 @@ from sim.demo.local_fleet import ReplicaPlan, threads_per_replica
 from sim.demo.processes import ChildError
 from sim.demo.report import explanation, result_table
 from sim.demo.views import View, make_view
+from sim.results_table import table_console
 
 REPLICAS = 3
 
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     except ArgumentError as error:
         print(f"warmroute demo: {error}", file=sys.stderr)
         return 2
-    console = Console()
+    console = table_console()
     folder = Path(tempfile.mkdtemp(prefix="warmroute-demo-"))
     keep, began_at = bool(args.keep_logs), time.monotonic()
     try:
@@ -121,13 +122,12 @@ async def _until_signalled(plan: DemoPlan, folder: Path, view: View) -> DemoOutc
 def _report(console: Console, outcome: DemoOutcome, took_s: float) -> None:
     console.print()
     console.print(result_table(outcome.runs))
-    for sentence in explanation(outcome.runs, outcome.prefill_s_per_token):
-        console.print(sentence, markup=False, highlight=False)
     memory = outcome.peak_memory_mib
     took = f"{took_s:.0f} s in all"
     if memory is not None:
         took += f"; at most {memory / 1_024:.1f} GiB of memory in all processes together"
-    console.print(took, markup=False, highlight=False)
+    for sentence in (*explanation(outcome.runs, outcome.prefill_s_per_token), took):
+        console.print(sentence, markup=False, soft_wrap=not console.is_terminal)
 
 
 def _json_object(outcome: DemoOutcome) -> dict[str, Any]:

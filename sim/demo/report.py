@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from rich import box
 from rich.table import Table
 
 from sim.demo.figures import DemoFigures
@@ -10,14 +11,14 @@ ALIKE = 0.05
 
 
 def result_table(runs: Sequence[DemoFigures]) -> Table:
-    """One row per policy."""
-    table = Table(title="one script, one fleet, one policy after the other", title_justify="left")
-    table.add_column("policy")
+    """One row per policy; 80 columns wide."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False, collapse_padding=True)
+    table.add_column("\npolicy", no_wrap=True)
     for name in (
-        "requests", "errors", "TTFT p50 ms", "p99 ms", "mean ms", "burst p50 ms", "cached share",
-        "prefill ms saved", "spills", "s",
+        "\nsent", "\nerrors", "TTFT ms\np50", "\np99", "\nmean", "cached\nshare", "prefill\nms saved",
+        "\nspills",
     ):  # fmt: skip
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for run in runs:
         result = run.result
         table.add_row(
@@ -27,17 +28,15 @@ def result_table(runs: Sequence[DemoFigures]) -> Table:
             _ms(result.ttft_s.p50),
             _ms(result.ttft_s.p99),
             _ms(result.ttft_s.mean),
-            _ms(run.burst_ttft_p50_s),
             _share(result.cached_share),
             f"{run.saved_prefill_ms:,.0f}",
             str(result.spills),
-            f"{result.wall_s:.0f}",
         )
     return table
 
 
 def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1_000:,.0f}"
+    return "-" if seconds is None else f"{seconds * 1_000:.0f}"
 
 
 def _share(value: float | None) -> str:
@@ -70,6 +69,11 @@ def explanation(runs: Sequence[DemoFigures], prefill_s_per_token: float) -> list
         said.append(
             f"The median wait for the first token was {_compared(before.ttft_s.p50, after.ttft_s.p50)}, "
             f"the 99th percentile {_compared(before.ttft_s.p99, after.ttft_s.p99)}."
+        )
+    if first.burst_ttft_p50_s and last.burst_ttft_p50_s:
+        said.append(
+            "For the conversations whose system prompt became popular the median was "
+            f"{_compared(first.burst_ttft_p50_s, last.burst_ttft_p50_s)}."
         )
     if after.spills:
         who = "One request" if after.spills == 1 else f"{after.spills} requests"
