@@ -6,9 +6,9 @@ first needs block ``b`` in step ``b * size + 2 - total`` and has filled it after
 """
 
 from collections.abc import Sequence as Sequences
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from replica.kv_cache.prefix_cache import PrefixCache
+from replica.kv_cache.cache import Cache
 from replica.sequence import Sequence
 
 
@@ -23,7 +23,7 @@ class Change(NamedTuple):
     """Place in the sequence's block table."""
 
 
-def blocks_wanted(running: Sequences[Sequence], cache: PrefixCache, steps: int) -> int:
+def blocks_wanted(running: Sequences[Sequence], cache: Cache[Any], steps: int) -> int:
     """New blocks that ``steps`` decode steps take together."""
     wanted = 0
     for sequence in running:
@@ -32,7 +32,7 @@ def blocks_wanted(running: Sequences[Sequence], cache: PrefixCache, steps: int) 
     return wanted
 
 
-def steps_that_fit(running: Sequences[Sequence], cache: PrefixCache, steps: int) -> int:
+def steps_that_fit(running: Sequences[Sequence], cache: Cache[Any], steps: int) -> int:
     """The most decode steps, at most ``steps``, for which the free blocks last."""
     at_most = len(running) * cache.blocks_for(steps)
     if at_most <= cache.free_blocks or blocks_wanted(running, cache, steps) <= cache.free_blocks:
@@ -52,7 +52,7 @@ def steps_until_publication(running: Sequences[Sequence], steps: int) -> int:
     return min(steps, *(sequence.publish_at + 1 - sequence.total_tokens for sequence in running))
 
 
-def changes(running: Sequences[Sequence], cache: PrefixCache, steps: int) -> list[Change]:
+def changes(running: Sequences[Sequence], cache: Cache[Any], steps: int) -> list[Change]:
     """Every block taken or published in the next ``steps`` steps of sequences made of block ids, in order."""
     size = cache.block_size
     found = []

@@ -7,33 +7,24 @@ ends with the owner's prefill, and a sequence waits for at most ``MAX_DEFERRALS`
 """
 
 from collections.abc import Iterable
+from typing import Any
 
+from replica.kv_cache.cache import Cache
 from replica.sequence import Sequence
 
 MAX_DEFERRALS = 8
 """Prefills of others one sequence may wait for before it computes its own copy."""
 
 
-def defer(sequence: Sequence, missing_block: int, prefilling: Iterable[Sequence], block_size: int) -> bool:
+def defer(sequence: Sequence, missing_block: int, prefilling: Iterable[Sequence], cache: Cache[Any]) -> bool:
     """Make ``sequence`` wait if one of ``prefilling`` will publish its block ``missing_block``; True if so.
 
-    Never for the block that holds the sequence's last token, which no hit may cover, nor for a less urgent
-    prefill. Block hashes are chained, so an equal hash at an equal place means an equal prefix; if it does
-    not (a collision), the wait was in vain and nothing else.
+    Never for a less urgent prefill.
     """
-    hashes = sequence.block_hashes
-    if not sequence.reads_cache or missing_block >= min(
-        len(hashes), (sequence.total_tokens - 1) // block_size
-    ):
+    if not sequence.reads_cache:
         return False
-    missing = hashes[missing_block]
     for owner in prefilling:
-        if (
-            missing_block < min(len(owner.block_hashes), owner.total_tokens // block_size)
-            and owner.block_hashes[missing_block] == missing
-            and owner.published_blocks <= missing_block
-            and owner.priority <= sequence.priority
-        ):
+        if owner.priority <= sequence.priority and cache.will_publish(owner, sequence, missing_block):
             if sequence.deferred_admission != owner.admission:
                 if sequence.deferrals >= MAX_DEFERRALS:
                     return False

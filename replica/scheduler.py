@@ -4,6 +4,7 @@ Order within a step: decodes, then chunks of running prefills, then admissions, 
 decode that gets no block preempts the running sequence that comes last in that order (maybe itself), which
 loses its blocks and will recompute. Eight tokens a step, two requests, block size 4:
 
+>>> from replica.kv_cache.prefix_cache import PrefixCache
 >>> cache = PrefixCache(16, block_size=4)
 >>> scheduler = Scheduler(cache, SchedulerLimits(max_running=4, max_batched_tokens=8, max_model_len=64))
 >>> scheduler.add(Sequence("a", range(6), max_tokens=4))
@@ -20,12 +21,13 @@ loses its blocks and will recompute. Eight tokens a step, two requests, block si
 from bisect import bisect_left, insort
 from collections import abc
 from operator import attrgetter
+from typing import Any
 
 from replica.batch import Batch, Work
 from replica.contract.kv_events import CacheEvent
 from replica.contract.load_report import LoadReport
 from replica.decode_run import changes, steps_that_fit, steps_until_publication
-from replica.kv_cache.prefix_cache import PrefixCache
+from replica.kv_cache.cache import Cache
 from replica.limits import RequestTooLong, SchedulerLimits
 from replica.prefix_sharing import defer
 from replica.sequence import Sequence, Status
@@ -42,7 +44,7 @@ class Scheduler:
     that sequence's rows. Both queues are kept in order of precedence.
     """
 
-    def __init__(self, cache: PrefixCache, limits: SchedulerLimits) -> None:
+    def __init__(self, cache: Cache[Any], limits: SchedulerLimits) -> None:
         self.cache = cache
         self.limits = limits
         self.waiting: list[Sequence] = []
@@ -233,7 +235,7 @@ class Scheduler:
                 sequence.computed_tokens = (block + 1) * self.cache.block_size
                 self.cache.publish(sequence)
             else:
-                sequence.block_table += self.cache.pool.take(1)
+                self.cache.take_block(sequence)
         finished = []
         for sequence in self.running:
             sequence.output_tokens += steps
@@ -284,10 +286,6 @@ class Scheduler:
             assert sequence.status is Status.RUNNING, sequence
             assert sequence.prefilling or sequence.computed_tokens == sequence.total_tokens - 1, sequence
             assert sequence.output_tokens < sequence.max_tokens, sequence
-            if not self.cache.enabled:
-                continue
-            full = min(sequence.computed_tokens // self.cache.block_size, len(sequence.block_hashes))
-            assert sequence.published_blocks == full, f"{sequence}: computed blocks not published"
         for sequence in self.waiting:
             assert sequence.status in (Status.WAITING, Status.PREEMPTED), sequence
             assert not sequence.block_table and not sequence.computed_tokens, sequence
@@ -305,7 +303,7 @@ class Scheduler:
         while budget > 0 and len(running) < self.limits.max_running and place < len(self.waiting):
             sequence = self.waiting[place]
             matched = self.cache.match(sequence)
-            if self.cache.enabled and defer(sequence, len(matched), prefilling, self.cache.block_size):
+            if self.cache.enabled and defer(sequence, len(matched), prefilling, self.cache):
                 place += 1
                 continue
             if not self.cache.adopt(sequence, matched, self.limits.spare_blocks if running else 0):

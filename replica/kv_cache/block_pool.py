@@ -25,25 +25,29 @@ from collections.abc import Iterable, Sequence
 
 from replica.contract.kv_events import BlockHash, BlocksRemoved, CacheCleared, CacheEvent
 from replica.kv_cache.block import Block, Content, Identity
+from replica.kv_cache.cache import Evicted
 from replica.kv_cache.free_queue import FreeQueue
 
 
 class BlockPool:
-    """``blocks`` numbered from 0. With an ``events`` list, removals are appended to it as they happen.
+    """``blocks`` numbered from 0. Removals are appended to the lists ``events`` and ``evicted``, if given.
 
     A *key* finds candidates; a hit is a candidate whose (parent identity, content) equals what is asked for.
     Identities are given so that equal identity means equal prefix, by induction from the root: whatever the
     hash function, a walk never returns a block of another prefix.
     """
 
-    __slots__ = ("_by_key", "_identities", "blocks", "events", "free")
+    __slots__ = ("_by_key", "_identities", "blocks", "events", "evicted", "free")
 
-    def __init__(self, blocks: int, events: list[CacheEvent] | None = None) -> None:
+    def __init__(
+        self, blocks: int, events: list[CacheEvent] | None = None, evicted: list[Evicted] | None = None
+    ) -> None:
         if blocks < 1:
             raise ValueError(f"a pool of {blocks} blocks: give at least 1")
         self.blocks = [Block(number) for number in range(blocks)]
         self.free = FreeQueue(self.blocks)
         self.events = events
+        self.evicted = evicted
         self._by_key: dict[BlockHash, Block] = {}
         self._identities = 0
 
@@ -125,6 +129,8 @@ class BlockPool:
             block.references = 1
             if block.key is not None and (key := self._uncache(block)) is not None:
                 removed.append(key)
+                if self.evicted is not None:
+                    self.evicted.append(Evicted(key, (block.number,)))
             numbers.append(block.number)
         if removed and self.events is not None:
             self.events.append(BlocksRemoved(tuple(removed)))

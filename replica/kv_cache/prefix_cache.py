@@ -21,12 +21,13 @@ one token must be computed to have logits (last-token rule; here position 8 is u
 
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from replica.contract.block_hash import TOKEN_BYTES, raw_block_hash, root_hash, token_bytes
-from replica.contract.kv_events import BlocksStored, CacheEvent
+from replica.contract.kv_events import BlockHash, CacheEvent
 from replica.kv_cache.block import Content
 from replica.kv_cache.block_pool import BlockPool
+from replica.kv_cache.cache import Evicted, PrefixCounters
+from replica.kv_cache.stored_events import stored_events
 from replica.sequence import Sequence
 
 NEVER = sys.maxsize
@@ -34,16 +35,6 @@ NEVER = sys.maxsize
 
 RawBlockHash = Callable[[bytes, bytes], bytes]
 """(parent digest, raw token bytes) -> digest."""
-
-
-@dataclass(slots=True)
-class PrefixCounters:
-    """Tokens looked up and found, counted at admission; a resumed sequence's own blocks are no hits."""
-
-    queried_tokens: int = 0
-    hit_tokens: int = 0
-    resumed_queried_tokens: int = 0
-    resumed_hit_tokens: int = 0
 
 
 class PrefixCache:
@@ -62,17 +53,21 @@ class PrefixCache:
         *,
         enabled: bool = True,
         record_events: bool = False,
+        record_evictions: bool = False,
         raw_hash: RawBlockHash = raw_block_hash,
     ) -> None:
         """``blocks`` of ``block_size`` tokens. ``enabled=False``: every request computes its whole prompt.
 
-        ``record_events``: keep events for ``take_events`` (somebody must take them). ``raw_hash`` is
-        replaced in tests only.
+        ``record_events`` and ``record_evictions``: keep them for ``take_events`` and ``take_evictions``
+        (somebody must take them). ``raw_hash`` is replaced in tests only.
         """
         if block_size < 1:
             raise ValueError(f"block_size {block_size}: give at least 1 token")
         self._events: list[CacheEvent] = []
-        self.pool = BlockPool(blocks, self._events if record_events else None)
+        self._evictions: list[Evicted] = []
+        self.pool = BlockPool(
+            blocks, self._events if record_events else None, self._evictions if record_evictions else None
+        )
         self.block_size = block_size
         self.enabled = enabled
         self.counters = PrefixCounters()
@@ -126,8 +121,15 @@ class PrefixCache:
         self._set_published(sequence, len(matched))
         sequence.computed_tokens = len(matched) * self.block_size
         if self.enabled and sequence.reads_cache:
-            self._count(sequence)
+            self.counters.count(sequence)
         return True
+
+    def hold(self, sequence: Sequence, matched: list[int]) -> None:
+        """Hold what matched and nothing else, uncounted, until ``release``: the sequence will not run."""
+        self.pool.touch(matched)
+        sequence.block_table = list(matched)
+        self._set_published(sequence, len(matched))
+        sequence.computed_tokens = len(matched) * self.block_size
 
     def extend(self, sequence: Sequence) -> bool:
         """Make room for every token the sequence knows; False, changing nothing, when blocks are missing."""
@@ -137,6 +139,10 @@ class PrefixCache:
         if missing > 0:
             sequence.block_table += self.pool.take(missing)
         return True
+
+    def take_block(self, sequence: Sequence) -> None:
+        """One more block at the end of the table. IndexError when none is free."""
+        sequence.block_table += self.pool.take(1)
 
     def publish(self, sequence: Sequence) -> None:
         """Make those full blocks hittable whose KV is computed (positions below ``computed_tokens``).
@@ -158,7 +164,7 @@ class PrefixCache:
             parent = pool.blocks[table[index]].identity
         self._set_published(sequence, full)
         if pool.events is not None:
-            self._record_stored(sequence, start, news)
+            self._events += stored_events(sequence, start, news, self.block_size)
 
     def release(self, sequence: Sequence) -> None:
         """Take all blocks from a sequence (finished, aborted or preempted); published ones stay hittable."""
@@ -166,6 +172,22 @@ class PrefixCache:
         sequence.block_table = []
         sequence.published_blocks = 0
         sequence.computed_tokens = 0
+
+    def will_publish(self, owner: Sequence, sequence: Sequence, missing_block: int) -> bool:
+        """Whether ``owner``'s prefill ends in a hit for ``sequence`` at ``missing_block``, its first miss.
+
+        Never for the block that holds the sequence's last token, which no hit may cover. Block hashes are
+        chained, so an equal hash at an equal place means an equal prefix; if it does not (a collision), who
+        waits for it waits in vain and nothing else.
+        """
+        size = self.block_size
+        hashes, owned = sequence.block_hashes, owner.block_hashes
+        return (
+            missing_block < min(len(hashes), (sequence.total_tokens - 1) // size)
+            and missing_block < min(len(owned), owner.total_tokens // size)
+            and owned[missing_block] == hashes[missing_block]
+            and owner.published_blocks <= missing_block
+        )
 
     def reset(self) -> bool:
         """Forget every cached block; False, changing nothing, while a sequence holds any block."""
@@ -176,6 +198,20 @@ class PrefixCache:
         events = self._events[:]
         self._events.clear()
         return events
+
+    def take_evictions(self) -> list[Evicted]:
+        """Evictions since the last call, in order; empty unless ``record_evictions``."""
+        evictions = self._evictions[:]
+        self._evictions.clear()
+        return evictions
+
+    def cached_hashes(self) -> Iterable[BlockHash]:
+        """Block hashes of which at least one copy is cached."""
+        return self.pool.cached_keys
+
+    def stranded_tokens(self) -> int:
+        """Positions that are resident but can never be hit, for want of what comes before. O(blocks)."""
+        return self.pool.stranded_blocks() * self.block_size
 
     def check_invariants(self, sequences: Iterable[Sequence]) -> None:
         """Raise AssertionError unless pool, map and the tables of ``sequences`` (all there are) agree."""
@@ -196,6 +232,9 @@ class PrefixCache:
                 assert block.content == self._content(sequence, index), f"{sequence} holds another's {block}"
                 assert block.parent == parent, f"{block} of {sequence} has another prefix"
                 parent = block.identity  # type: ignore[assignment]
+            if self.enabled:
+                full = min(sequence.computed_tokens // self.block_size, len(sequence.block_hashes))
+                assert sequence.published_blocks == full, f"{sequence}: computed blocks not published"
         assert holders == [block.references for block in self.pool.blocks], "references and tables differ"
         if not self.enabled:
             assert not list(self.pool.cached_keys)
@@ -226,35 +265,3 @@ class PrefixCache:
         if sequence.id_block_size is not None:
             return sequence.block_contents[index]
         return token_bytes(sequence.token_ids[index * self.block_size : (index + 1) * self.block_size])
-
-    def _count(self, sequence: Sequence) -> None:
-        if sequence.preemptions == 0:
-            sequence.cached_tokens = sequence.computed_tokens
-            self.counters.queried_tokens += sequence.total_tokens
-            self.counters.hit_tokens += sequence.computed_tokens
-        else:
-            self.counters.resumed_queried_tokens += sequence.total_tokens
-            self.counters.resumed_hit_tokens += sequence.computed_tokens
-
-    def _record_stored(self, sequence: Sequence, start: int, news: list[bool]) -> None:
-        """One event per run of blocks whose key was not there before."""
-        first = start
-        for index, new in enumerate([*news, False], start):
-            if not new:
-                if first < index:
-                    self._events.append(self._stored(sequence, first, index))
-                first = index + 1
-
-    def _stored(self, sequence: Sequence, first: int, stop: int) -> BlocksStored:
-        hashes = sequence.block_hashes
-        extra = None
-        if first == 0 and sequence.salt is not None:
-            extra = ((sequence.salt,), *[None] * (stop - 1))
-        return BlocksStored(
-            block_hashes=tuple(hashes[first:stop]),
-            parent_hash=hashes[first - 1] if first else None,
-            token_ids=tuple(sequence.token_ids[first * self.block_size : stop * self.block_size]),
-            block_size=self.block_size,
-            adapter=sequence.adapter,
-            extra_keys=extra,
-        )

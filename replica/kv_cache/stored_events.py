@@ -1,0 +1,43 @@
+"""From newly hittable blocks of one sequence to the events that announce them."""
+
+from replica.contract.kv_events import BlocksStored
+from replica.sequence import Sequence
+
+
+def stored_events(
+    sequence: Sequence, first_block: int, news: list[bool], block_size: int
+) -> list[BlocksStored]:
+    """One event per run of blocks that are new; ``news[i]`` speaks of block ``first_block + i``.
+
+    ``block_size`` is the number of tokens that one of ``sequence.block_hashes`` stands for.
+
+    >>> sequence = Sequence("a", range(8), max_tokens=1)
+    >>> sequence.block_hashes = [b"w", b"x", b"y", b"z"]
+    >>> for event in stored_events(sequence, 1, [True, False, True], block_size=2):
+    ...     print(event.block_hashes, event.parent_hash, event.token_ids)
+    (b'x',) b'w' (2, 3)
+    (b'z',) b'y' (6, 7)
+    """
+    events = []
+    first = first_block
+    for index, new in enumerate([*news, False], first_block):
+        if not new:
+            if first < index:
+                events.append(_stored(sequence, first, index, block_size))
+            first = index + 1
+    return events
+
+
+def _stored(sequence: Sequence, first: int, stop: int, block_size: int) -> BlocksStored:
+    hashes = sequence.block_hashes
+    extra = None
+    if first == 0 and sequence.salt is not None:
+        extra = ((sequence.salt,), *[None] * (stop - 1))
+    return BlocksStored(
+        block_hashes=tuple(hashes[first:stop]),
+        parent_hash=hashes[first - 1] if first else None,
+        token_ids=tuple(sequence.token_ids[first * block_size : stop * block_size]),
+        block_size=block_size,
+        adapter=sequence.adapter,
+        extra_keys=extra,
+    )
