@@ -66,7 +66,7 @@ def make_fleet(config: RouterConfig) -> Fleet:
         )
         for replica in config.replicas
     ]
-    return Fleet(specs, make_policy(config, rng), settings)
+    return Fleet(specs, make_policy(config, rng), settings, rng=rng)
 
 
 class Router:

@@ -40,7 +40,7 @@ class BlockNaming:
         """64-bit chained keys of the full blocks of ``tokens``, at most ``MAX_CHAIN_BLOCKS``.
 
         Raises ``OverflowError`` for a token id outside int32, ``UnicodeEncodeError`` for a salt that is no
-        text. Cost: about 1 µs per 16-token block.
+        text. Cost: 1.5 µs per 16-token block (``vllm_block_hash`` 3 to 8) on a busy two-core machine.
         """
         size = self.block_tokens
         if len(tokens) > MAX_CHAIN_BLOCKS * size:

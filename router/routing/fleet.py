@@ -5,7 +5,8 @@ The proxy and the simulator raise the same events: ``sent``, ``first_token``, ``
 ``await``, so nothing here needs a lock. Time comes in as ``now`` (seconds, any monotonic clock).
 """
 
-from collections.abc import Collection, Iterable
+import random
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -21,8 +22,9 @@ from router.routing.prompt_blocks import TEXT_LAYOUT, BlockLayout, Prompt
 from router.routing.replica_state import ReplicaSpec, ReplicaState
 from router.routing.retry import Failure
 from router.routing.roster import Roster
+from router.routing.shortlist import PRICE_ALL_UP_TO, Shortlist
 from router.routing.traffic import Traffic
-from router.routing.view import Policy, RoutingRequest
+from router.routing.view import MatchedTokens, Policy, RoutingRequest
 
 ROUTE_KEY_TOKENS = 1_024
 DEADLINE_SLOS = 2.0
@@ -55,6 +57,7 @@ class Fleet:
         policy: Policy,
         settings: FleetSettings,
         *,
+        rng: random.Random | None = None,
         layout: BlockLayout = TEXT_LAYOUT,
         tokens_per_unit: float = 0.25,
         use_index: bool = True,
@@ -73,6 +76,7 @@ class Fleet:
         )
         self._use_index = use_index
         self._roster = Roster(self.replicas)
+        self._shortlist = Shortlist(self.replicas, rng or random.Random(0))
         self.traffic = Traffic(settings.slo_ttft_s, settings.slo_tpot_s, settings.expected_output_tokens)
         self._mean_utilization = 0.0
         self._mean_utilization_at = -UTILIZATION_REFRESH_S
@@ -91,52 +95,70 @@ class Fleet:
         self, prompt: Prompt, now: float, *, tried: Collection[int] = (), session: str | None = None
     ) -> Decision:
         """Where ``prompt`` goes. Changes nothing but the arrival rate; raises ``NoReplica``."""
-        candidates, panic = self._roster.candidates(prompt.model, tried)
+        found = self._roster.candidates(prompt.model, tried)
         self._expect_first_tokens(now)
-        request = self._request(prompt, now, session)
+        levels = self._levels(prompt)
+        request = self._request(prompt, now, session, levels)
+        candidates: Sequence[ReplicaState] = found.replicas
+        if len(candidates) > PRICE_ALL_UP_TO and self.policy.samples:
+            candidates = self._shortlist.draw(candidates, found.bits, levels)
         if len(candidates) == 1:
             decision = self._only(request, candidates[0])
         else:
             decision = self.policy.choose(request, candidates)
         if tried:
             return decision._replace(reason=Reason.RETRY)
-        return decision._replace(reason=Reason.PANIC) if panic else decision
+        return decision._replace(reason=Reason.PANIC) if found.panic else decision
 
     def explain(
         self, prompt: Prompt, now: float, *, session: str | None = None
     ) -> tuple[Decision, list[Assessment], RoutingRequest]:
         """The decision, what every candidate would cost, and the figures behind the prices."""
-        candidates, _ = self._roster.candidates(prompt.model, ())
+        candidates = self._roster.candidates(prompt.model, ()).replicas
         self._expect_first_tokens(now)
-        request = self._request(prompt, now, session)
+        request = self._request(prompt, now, session, self._levels(prompt))
         assessments = self.policy.assess(request, candidates)
         if len(candidates) == 1:
             return self._only(request, candidates[0]), assessments, request
         return self.policy.choose(request, candidates), assessments, request
 
-    def _request(self, prompt: Prompt, now: float, session: str | None) -> RoutingRequest:
+    def _levels(self, prompt: Prompt) -> list[tuple[int, int]]:
+        """Who holds how many tokens of the prompt: (replicas as bits, tokens), the deepest last."""
+        if not self._use_index or not prompt.keys:
+            return []
+        ratio, end = self.token_ratio.tokens_per_unit, prompt.layout.end
+        # The last token is always computed, so a hit is never the whole prompt.
+        most = max(0, int(prompt.units * ratio) - 1)
+        return [
+            (mask, min(most, int(end(blocks) * ratio))) for mask, blocks in self.index.levels(prompt.keys)
+        ]
+
+    def _request(
+        self, prompt: Prompt, now: float, session: str | None, levels: list[tuple[int, int]]
+    ) -> RoutingRequest:
         ratio = self.token_ratio.tokens_per_unit
-        prompt_tokens = max(1, int(prompt.units * ratio))
-        keys = prompt.keys
-        if self._use_index and keys:
-            matched = self.index.match(keys)
-            end = prompt.layout.end
-            # The last token is always computed, so a hit is never the whole prompt. Depths repeat.
-            tokens = {blocks: min(prompt_tokens - 1, int(end(blocks) * ratio)) for blocks in set(matched)}
-            matched = [tokens[blocks] for blocks in matched]
+        keys, count = prompt.keys, len(self.replicas)
+        matched: Sequence[int]
+        if count > PRICE_ALL_UP_TO:
+            matched = MatchedTokens(levels, count)
         else:
-            matched = [0] * len(self.replicas)
+            matched = by_replica = [0] * count
+            for mask, tokens in levels:
+                while mask:
+                    low = mask & -mask
+                    by_replica[low.bit_length() - 1] = tokens
+                    mask ^= low
         route_key = None
         if keys:
             depth = prompt.layout.blocks(int(ROUTE_KEY_TOKENS / ratio)) or 1
             route_key = keys[(depth if depth < len(keys) else len(keys)) - 1]
         return RoutingRequest(
             now,
-            prompt_tokens,
+            max(1, int(prompt.units * ratio)),
             matched,
             session,
             route_key,
-            self.traffic.arrivals_per_s(now) / len(self.replicas),
+            self.traffic.arrivals_per_s(now) / count,
             self._utilization(now),
             self.traffic.decode_price,
             self._expected_output(prompt),
@@ -212,6 +234,8 @@ class Fleet:
 
     def _send_held(self, replica: ReplicaState, now: float) -> None:
         """The replica may have room: send whose turn it is."""
+        if not replica.ledger.queued:
+            self._shortlist.became_idle(replica.index)
         queue = replica.held
         while (held := queue.next(now)) is not None:
             ledger = replica.ledger
@@ -264,6 +288,7 @@ class Fleet:
         expected_output = self._expected_output(prompt)
         if replica.ledger.queued == 0:
             replica.cost.prefill_started(now)
+            self._shortlist.became_busy(replica.index)
         booking = replica.ledger.book(
             decision.prefill_s, tokens - decision.matched_tokens, int(expected_output), now
         )
@@ -369,6 +394,8 @@ class Fleet:
             return False
         if was_queued:
             replica.cost.prefill_abandoned(now, replica.ledger.queued)
+            if not replica.ledger.queued:
+                self._shortlist.became_idle(replica.index)
             self._withdraw(replica, flight.prompt, flight.decision)
         return True
 

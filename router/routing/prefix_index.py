@@ -84,12 +84,13 @@ class PrefixIndex:
         self._capacity[replica] = units
         self._evict(replica)
 
-    def match(self, keys: Sequence[int]) -> list[int]:
-        """Leading blocks of ``keys`` each replica holds, by replica. Reads only.
+    def levels(self, keys: Sequence[int]) -> list[tuple[int, int]]:
+        """Who holds how many leading blocks of ``keys``: (replicas as bits, blocks), the deepest last.
 
-        Cost: one walk for all replicas, O(nodes on the path), not O(blocks x replicas).
+        Each replica that holds any is in one level. Reads only. Cost: one walk for all replicas, O(nodes on
+        the path), not O(blocks x replicas).
         """
-        matched = [0] * len(self._held)
+        levels: list[tuple[int, int]] = []
         alive = self._all
         node = self._root
         depth, length = 0, len(keys)
@@ -99,17 +100,27 @@ class PrefixIndex:
                 break
             here = alive & child.mask
             if depth and here != alive:
-                _fill(matched, alive ^ here, depth)
+                levels.append((alive ^ here, depth))
             alive = here
             if not alive:
-                return matched
+                return levels
             common = _common(child.keys, keys, depth, length)
             depth += common
             if common < len(child.keys):
                 break
             node = child
         if depth:
-            _fill(matched, alive, depth)
+            levels.append((alive, depth))
+        return levels
+
+    def match(self, keys: Sequence[int]) -> list[int]:
+        """Leading blocks of ``keys`` each replica holds, by replica. Reads only."""
+        matched = [0] * len(self._held)
+        for mask, blocks in self.levels(keys):
+            while mask:
+                low = mask & -mask
+                matched[low.bit_length() - 1] = blocks
+                mask ^= low
         return matched
 
     def insert(self, replica: int, keys: Sequence[int]) -> None:
@@ -348,10 +359,3 @@ def _common(run: "array[int]", keys: Sequence[int], depth: int, length: int) -> 
         else:
             high = middle - 1
     return low
-
-
-def _fill(matched: list[int], bits: int, depth: int) -> None:
-    while bits:
-        low = bits & -bits
-        matched[low.bit_length() - 1] = depth
-        bits ^= low

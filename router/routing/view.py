@@ -1,7 +1,7 @@
 """What a policy sees: one request, and the candidates it may choose from."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, overload
 
 from router.routing.decision import Assessment, Decision
 
@@ -87,6 +87,38 @@ class Candidate(Protocol):
         """Seconds that taking more KV room costs: 0 until the replica's KV is nearly full."""
 
 
+class MatchedTokens(Sequence[int]):
+    """Matched tokens by replica index, looked up in levels: for fleets too large for a list per request.
+
+    >>> matched = MatchedTokens([(0b0101, 100), (0b1000, 300)], replicas=4)
+    >>> list(matched)
+    [100, 0, 100, 300]
+    """
+
+    __slots__ = ("_levels", "_replicas")
+
+    def __init__(self, levels: Sequence[tuple[int, int]], replicas: int) -> None:
+        self._levels = levels
+        self._replicas = replicas
+
+    def __len__(self) -> int:
+        return self._replicas
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._replicas))]
+        if index >= self._replicas:
+            raise IndexError(index)
+        for mask, tokens in self._levels:
+            if mask >> index & 1:
+                return tokens
+        return 0
+
+
 class RoutingRequest:
     """One request as a policy sees it, with the fleet-wide figures the prices are made from."""
 
@@ -133,6 +165,9 @@ class RoutingRequest:
 
 class Policy(Protocol):
     """Chooses one of several candidates. Never called with none; never awaits."""
+
+    samples: bool
+    """True: of a large fleet a few candidates will do (``shortlist.py``). False: it must see all."""
 
     def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Decision:
         """The decision for ``request``. ``candidates`` are usable and not yet tried."""

@@ -18,6 +18,8 @@ class BoundedHash:
     loaded candidate.
     """
 
+    samples = False
+
     def __init__(self, rng: random.Random, bound: float = DEFAULT_BOUND) -> None:
         self._bound = bound
         self._without = LeastLoaded(rng)

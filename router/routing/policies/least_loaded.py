@@ -12,6 +12,8 @@ from router.routing.view import Candidate, RoutingRequest
 class LeastLoaded:
     """Promise: no candidate had less load than the one chosen."""
 
+    samples = False
+
     def __init__(self, rng: random.Random, measure: str = "outstanding_tokens") -> None:
         self._rng = rng
         self._load = LOAD_MEASURES[measure]

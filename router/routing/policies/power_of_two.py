@@ -12,6 +12,8 @@ from router.routing.view import Candidate, RoutingRequest
 class PowerOfTwo:
     """Promise: of three or more candidates, the most loaded alone is never chosen."""
 
+    samples = False
+
     def __init__(self, rng: random.Random, measure: str = "outstanding_tokens") -> None:
         self._rng = rng
         self._load = LOAD_MEASURES[measure]

@@ -20,6 +20,8 @@ from router.routing.view import Candidate, RoutingRequest
 class PrefixAffinity:
     """Promise: home is left only if the extra wait there exceeds the spill threshold."""
 
+    samples = True
+
     def __init__(self, rng: random.Random, price: float = 1.0) -> None:
         self._rng = rng
         self._price = price

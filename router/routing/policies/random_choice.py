@@ -11,6 +11,8 @@ from router.routing.view import Candidate, RoutingRequest
 class RandomChoice:
     """Promise: every candidate has the same chance, whatever came before."""
 
+    samples = False
+
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 

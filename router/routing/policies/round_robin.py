@@ -11,6 +11,8 @@ from router.routing.view import Candidate, RoutingRequest
 class RoundRobin:
     """Promise: over any stretch in which the candidates stay the same, counts differ by at most one."""
 
+    samples = False
+
     def __init__(self, rng: random.Random) -> None:
         self._last = -1
 

@@ -17,6 +17,8 @@ class Session:
     one big session.
     """
 
+    samples = False
+
     def __init__(self, rng: random.Random, bound: float = DEFAULT_BOUND) -> None:
         self._bound = bound
         self._without = PredictedFinish(rng)

@@ -1,0 +1,103 @@
+"""In a large fleet, the few candidates worth pricing: the warmest, some idle ones, some at random.
+
+Pricing 256 candidates for every request would cost more than routing saves. The best one is nearly always
+among those that hold most of the prompt, those whose prefill queue is empty (join-idle-queue, Lu et al.,
+2011) and a random handful (power of d choices, Mitzenmacher, 2001). Fleets of up to 32 are priced whole.
+"""
+
+import random
+from collections.abc import Sequence
+
+from router.routing.replica_state import ReplicaState
+
+PRICE_ALL_UP_TO = 32
+WARMEST = 12
+IDLE = 10
+ANY = 10
+
+Levels = Sequence[tuple[int, int]]
+"""(replicas as bits, how much of the prompt they hold), the deepest last."""
+
+
+class Shortlist:
+    """Draws at most 32 of the candidates; keeps track of who has an empty prefill queue."""
+
+    __slots__ = ("_idle", "_place", "_replicas", "_rng")
+
+    def __init__(self, replicas: Sequence[ReplicaState], rng: random.Random) -> None:
+        self._replicas = replicas
+        self._rng = rng
+        self._idle = [replica.index for replica in replicas]
+        self._place: dict[int, int] = {index: place for place, index in enumerate(self._idle)}
+
+    def became_busy(self, replica: int) -> None:
+        """Its prefill queue is no longer empty. O(1)."""
+        place = self._place.pop(replica, None)
+        if place is not None:
+            last = self._idle.pop()
+            if last != replica:
+                self._idle[place] = last
+                self._place[last] = place
+
+    def became_idle(self, replica: int) -> None:
+        """Its prefill queue is empty. O(1)."""
+        if replica not in self._place:
+            self._place[replica] = len(self._idle)
+            self._idle.append(replica)
+
+    def draw(self, candidates: Sequence[ReplicaState], usable: int, levels: Levels) -> list[ReplicaState]:
+        """Some of ``candidates``, whose indexes are the bits of ``usable``; in no order, none twice.
+
+        Cost: O(shortlist), not O(fleet).
+        """
+        if len(candidates) <= PRICE_ALL_UP_TO:
+            return list(candidates)
+        rng, replicas = self._rng.random, self._replicas
+        drawn = self._warmest(usable, levels)
+        out = [replicas[index] for index in _bits(drawn)]
+        idle = self._idle
+        for pool, count, size in ((idle, IDLE, len(idle)), (None, ANY, len(candidates))):
+            for _ in range(min(count, size)):
+                draw = int(rng() * size)
+                replica = candidates[draw] if pool is None else replicas[pool[draw]]
+                bit = 1 << replica.index
+                if usable & bit and not drawn & bit:
+                    drawn |= bit
+                    out.append(replica)
+        return out
+
+    def _warmest(self, usable: int, levels: Levels) -> int:
+        drawn, room = 0, WARMEST
+        for mask, _ in reversed(levels):
+            mask &= usable & ~drawn
+            count = mask.bit_count()
+            if count > room:
+                mask = self._some_of(mask, room)
+                count = room
+            drawn |= mask
+            room -= count
+            if not room:
+                break
+        return drawn
+
+    def _some_of(self, mask: int, count: int) -> int:
+        """``count`` of the bits of ``mask``, those that follow a random place, around the end."""
+        start = int(self._rng.random() * mask.bit_length())
+        high, low = mask >> start << start, mask & ((1 << start) - 1)
+        out = 0
+        for part in (high, low):
+            while part and count:
+                bit = part & -part
+                out |= bit
+                part ^= bit
+                count -= 1
+        return out
+
+
+def _bits(mask: int) -> list[int]:
+    out = []
+    while mask:
+        low = mask & -mask
+        out.append(low.bit_length() - 1)
+        mask ^= low
+    return out
