@@ -101,7 +101,8 @@ def test_ids_that_no_vocabulary_has_are_refused(scheme: HashScheme) -> None:
 def test_names_do_not_depend_on_the_process() -> None:
     code = (
         "from router.routing.block_naming import BlockNaming;"
-        "print([BlockNaming(s, 4).keys(range(8), 'x') for s in 'sha256 sha256_cbor warmroute tokens'.split()])"
+        "print([BlockNaming(s, 4).keys(range(8), 'x') "
+        "for s in 'sha256 sha256_cbor warmroute tokens'.split()])"
     )
     runs = {
         subprocess.run(
