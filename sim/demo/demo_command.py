@@ -122,6 +122,7 @@ async def _until_signalled(plan: DemoPlan, folder: Path, view: View) -> DemoOutc
 def _report(console: Console, outcome: DemoOutcome, took_s: float) -> None:
     console.print()
     console.print(result_table(outcome.runs))
+    console.print()
     memory = outcome.peak_memory_mib
     took = f"{took_s:.0f} s in all"
     if memory is not None:

@@ -75,6 +75,10 @@ async def run_demo(plan: DemoPlan, folder: Path, view: View) -> DemoOutcome:
     return outcome
 
 
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 async def _cancelled(*tasks: "asyncio.Task[None]") -> None:
     for task in tasks:
         task.cancel()
@@ -107,8 +111,8 @@ class _Course:
         """All of it."""
         plan, say = self._plan, self._view.say
         say(
-            f"starting {plan.replicas} replicas of {plan.replica.model}: {plan.replica.threads} thread(s) "
-            f"and room for {plan.replica.kv_tokens:,} tokens of KV each"
+            f"starting {plan.replicas} replicas of {plan.replica.model}: "
+            f"{_count(plan.replica.threads, 'thread')} and room for {plan.replica.kv_tokens:,} tokens of KV each"
         )
         replicas = await start_replicas(self._children, self._folder, plan.replicas, plan.replica, say)
         connector, limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=REQUEST_LIMIT_S)

@@ -1,8 +1,10 @@
 """How the demo shows itself: a live picture on a terminal, plain lines elsewhere."""
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
+from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -87,7 +89,7 @@ class LiveView:
 
     def changed(self, board: RunBoard, record: RequestRecord | None = None) -> None:
         """Draw the board."""
-        self._live.update(Group(_head(board), _replica_table(board), _recent_table(board)))
+        self._live.update(Group(_head(board), "", _replica_table(board), "", _recent_table(board)))
 
 
 def make_view(console: Console) -> View:
@@ -111,24 +113,34 @@ def _line(board: RunBoard, record: RequestRecord) -> str:
 
 def _head(board: RunBoard) -> Table:
     head = Table.grid(padding=(0, 2))
+    for _ in range(3):
+        head.add_column(no_wrap=True)
     head.add_row(
-        Text(f"policy {board.policy}", style="bold"),
-        ProgressBar(total=board.total_requests, completed=board.done, width=30),
-        f"{board.done}/{board.total_requests} requests",
-        f"{board.elapsed_s:.0f} s",
-        f"cached {board.hit_share:.0%}",
-        f"saved {board.total_saved_ms / 1_000:.1f} s of prefill",
-        f"spills {board.spills}",
+        Text(board.policy, style="bold"),
+        ProgressBar(total=board.total_requests, completed=board.done, width=20),
+        f"{board.done}/{board.total_requests} requests in {board.elapsed_s:.0f} s",
+    )
+    head.add_row(
         Text(f"errors {board.errors}", style="red" if board.errors else "dim"),
+        f"cached {board.hit_share:.0%}, spills {board.spills}",
+        f"saved {board.total_saved_ms / 1_000:.1f} s of prefill",
     )
     return head
 
 
+def _small_table(left: Sequence[str], right: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False, collapse_padding=True)
+    for name in left:
+        table.add_column(name, no_wrap=True)
+    for name in right:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
 def _replica_table(board: RunBoard) -> Table:
-    table = Table(title="replicas", title_justify="left")
-    table.add_column("replica")
-    for name in ("queue", "decoding", "wait ms", "index tokens", "requests", "hit share"):
-        table.add_column(name, justify="right")
+    table = _small_table(
+        ("replica",), ("queue", "decoding", "wait ms", "index tokens", "requests", "hit share")
+    )
     for name, replica in board.replicas.items():
         table.add_row(
             name,
@@ -143,23 +155,21 @@ def _replica_table(board: RunBoard) -> Table:
 
 
 def _recent_table(board: RunBoard) -> Table:
-    table = Table(title="latest decisions", title_justify="left")
-    for name in ("conversation", "turn", "replica", "reason"):
-        table.add_column(name)
-    for name in ("matched", "cached / prompt", "saved ms", "TTFT ms"):
-        table.add_column(name, justify="right")
+    table = _small_table(
+        ("conversation", "replica", "reason"), ("prompt", "matched", "cached", "saved ms", "TTFT ms")
+    )
     for record in reversed(board.recent):
         answer = record.answer
         reason = answer.reason or ""
         if answer.error is not None:
             reason = "failed"
         table.add_row(
-            record.conversation,
-            str(record.turn),
+            f"{record.conversation} #{record.turn}",
             answer.replica or "",
             Text(reason, style=REASON_STYLES.get(reason, "")),
+            _number(answer.prompt_tokens),
             _number(answer.matched_tokens),
-            f"{_number(answer.cached_tokens)} / {_number(answer.prompt_tokens)}",
+            _number(answer.cached_tokens),
             _number(board.saved_ms(answer.cached_tokens or 0)),
             _number(None if answer.ttft_s is None else answer.ttft_s * 1_000),
         )

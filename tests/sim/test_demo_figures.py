@@ -223,5 +223,5 @@ def test_on_a_terminal_the_picture_shows_replicas_and_decisions() -> None:
         made.request_done(done := record(0, answer(prompt=100, cached=50, reason="spill")))
         view.changed(made, done)
     text = out.getvalue()
-    for expected in ("hello", "policy predicted_finish", "replica-2", "talk-0", "spill", "50 / 100", "1/3"):
+    for expected in ("hello", "predicted_finish", "replica-2", "talk-0 #1", "spill", " 100 ", " 50 ", "1/3"):
         assert expected in text
