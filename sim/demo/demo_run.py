@@ -112,7 +112,8 @@ class _Course:
         plan, say = self._plan, self._view.say
         say(
             f"starting {plan.replicas} replicas of {plan.replica.model}: "
-            f"{_count(plan.replica.threads, 'thread')} and room for {plan.replica.kv_tokens:,} tokens of KV each"
+            f"{_count(plan.replica.threads, 'thread')} and "
+            f"room for {plan.replica.kv_tokens:,} tokens of KV each"
         )
         replicas = await start_replicas(self._children, self._folder, plan.replicas, plan.replica, say)
         connector, limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=REQUEST_LIMIT_S)

@@ -129,7 +129,7 @@ def _head(board: RunBoard) -> Table:
 
 
 def _small_table(left: Sequence[str], right: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False, collapse_padding=True)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for name in left:
         table.add_column(name, no_wrap=True)
     for name in right:
