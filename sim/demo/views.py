@@ -156,7 +156,7 @@ def _replica_table(board: RunBoard) -> Table:
 
 def _recent_table(board: RunBoard) -> Table:
     table = _small_table(
-        ("conversation", "replica", "reason"), ("prompt", "matched", "cached", "saved ms", "TTFT ms")
+        ("conversation", "replica", "reason"), ("prompt", "match", "cached", "saved ms", "TTFT ms")
     )
     for record in reversed(board.recent):
         answer = record.answer
