@@ -23,6 +23,7 @@ Parents are not stored: a chained name already implies its parent. A run whose p
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from itertools import groupby
 
 from replica.contract.block_hash import hash_number
 from replica.contract.kv_events import DEVICE_MEDIUM, BlockHash
@@ -122,27 +123,36 @@ class BlockIndex:
     def match(self, names: Sequence[int], media: Collection[str] = (DEVICE_MEDIUM,)) -> list[int]:
         """Leading blocks of ``names`` each replica holds or is about to hold, by replica. Reads only.
 
-        A block counts if any of ``media`` has it. Cost: one walk for all replicas, about 0.1 µs a block.
+        A block counts if any of ``media`` has it. Cost: one walk for all replicas, then one per replica over
+        what it holds in another tier or is about to.
         """
-        sources = [self._tiers[medium].masks for medium in media if medium in self._tiers]
+        tiers = [self._tiers[medium] for medium in media if medium in self._tiers]
+        matched = self._walk(tiers[0].masks, names) if tiers else [0] * self._replicas
+        beside = tiers[1:]
         if self._expected.masks:
-            sources.append(self._expected.masks)
+            tiers.append(self._expected)
+            beside.append(self._expected)
+        if beside:
+            sources = [tier.masks for tier in tiers]
+            for replica, depth in enumerate(matched):
+                if depth < len(names) and any(tier.held[replica] for tier in beside):
+                    matched[replica] = _walk_on(replica, depth, names, sources)
+        return matched
+
+    def _walk(self, masks: dict[int, int], names: Sequence[int]) -> list[int]:
         matched = [0] * self._replicas
-        if not sources:
-            return matched
-        first, others = sources[0].get, [source.get for source in sources[1:]]
         alive = self._all
         depth = 0
-        for name in names:
-            mask = first(name, 0)
-            for other in others:
-                mask |= other(name, 0)
+        for mask, run in groupby(map(masks.get, names)):
+            if mask is None:
+                break
             if mask & alive != alive:
-                _fill(matched, alive & ~mask, depth)
+                if depth:
+                    _fill(matched, alive & ~mask, depth)
                 alive &= mask
                 if not alive:
                     return matched
-            depth += 1
+            depth += len(list(run))
         _fill(matched, alive, depth)
         return matched
 
@@ -197,6 +207,18 @@ class BlockIndex:
 def block_name(value: BlockHash) -> int:
     """The unsigned 64-bit form of a hash as events carry it: a digest, or an integer of either sign."""
     return value & MASK_64 if isinstance(value, int) else hash_number(value)
+
+
+def _walk_on(replica: int, depth: int, names: Sequence[int], sources: Sequence[dict[int, int]]) -> int:
+    """How many leading ``names`` ``replica`` has in any of ``sources``; it has the first ``depth``."""
+    lookups = [source.get for source in sources]
+    for at in range(depth, len(names)):
+        mask = 0
+        for lookup in lookups:
+            mask |= lookup(names[at], 0)
+        if not mask >> replica & 1:
+            return at
+    return len(names)
 
 
 def _fill(matched: list[int], replicas: int, blocks: int) -> None:
