@@ -7,7 +7,7 @@ they re-framed: chunks are taken apart for HTTP/1.0, and an answer that ends at 
 from router.proxy.body_framing import ChunkedBody, Framing, LengthBody, NoBody, UntilCloseBody
 from router.proxy.response_head import ResponseHead
 from router.proxy.router_error import RouterError
-from router.proxy.stream_watch import JsonWatch, StreamWatch
+from router.proxy.stream_watch import JsonWatch, StreamWatch, json_usage
 from router.routing.in_flight import Usage
 
 _DONE_PATHS = frozenset({b"/v1/chat/completions", b"/v1/completions"})
@@ -21,9 +21,11 @@ class Answer:
         "_chunk_again",
         "_ends_marked",
         "_framing",
+        "_head",
         "_payload",
         "_raw",
         "_watch",
+        "_whole",
         "cut_short",
         "done",
         "first_token",
@@ -34,17 +36,20 @@ class Answer:
     )
 
     def __init__(self, head: ResponseHead, *, method: bytes, path: bytes, http10: bool) -> None:
+        self._head = head
         self.status = head.status
         self.done = False
         self.cut_short = False
         """The framing was complete, but the stream in it was not: it has no mark of its end."""
         self.first_token = head.encoded
-        self._framing: Framing
+        self._framing: Framing | None = None
+        """None until it is needed, for a body with a length: most of those come in one piece."""
         self._payload: list[bytes] | None = None
         self._watch: StreamWatch | JsonWatch | None = None
-        self._ends_marked = False
+        self._whole = b""
         self._raw = True
         self._chunk_again = False
+        self._ends_marked = head.event_stream and path in _DONE_PATHS
         self.until_close = False
         """The replica's close is the regular end."""
         self.reusable = head.keep_alive
@@ -53,32 +58,34 @@ class Answer:
         """Only the close tells the client where the body ends."""
         if head.content_length == 0 or method == b"HEAD" or head.status in _NO_BODY_STATUSES:
             self._framing = NoBody()
-            return
-        if head.chunked:
+        elif head.chunked:
             self._framing = ChunkedBody()
-            if http10:
-                self._raw = False
-                self.needs_close = True
-        elif head.content_length is not None:
-            self._framing = LengthBody(head.content_length)
-        else:
+            self._raw = not http10
+            self.needs_close = http10
+            self._look_inside()
+        elif head.content_length is None:
             self._framing = UntilCloseBody()
             self.until_close = True
             self.reusable = False
             self._raw = http10
             self._chunk_again = not http10
             self.needs_close = http10
-        if 200 <= head.status < 300 and not head.encoded:
-            if head.event_stream:
-                self._watch = StreamWatch()
-                self._ends_marked = path in _DONE_PATHS
-            else:
-                self._watch = JsonWatch()
+            self._look_inside()
+
+    def _look_inside(self) -> None:
+        """Prepare to read the payload, where there is something to learn or to re-frame."""
+        if self._readable:
+            self._watch = StreamWatch() if self._head.event_stream else JsonWatch()
         if self._watch is not None or not self._raw:
             self._payload = []
 
-    def head_bytes(self, head: ResponseHead, *, http10: bool, keep_alive: bool, extra: bytes) -> bytes:
+    @property
+    def _readable(self) -> bool:
+        return 200 <= self.status < 300 and not self._head.encoded
+
+    def head_bytes(self, *, http10: bool, keep_alive: bool, extra: bytes) -> bytes:
         """The head for the client. ``extra``: the router's own lines, each ended by CRLF."""
+        head = self._head
         if self._chunk_again or (self._raw and isinstance(self._framing, ChunkedBody)):
             framing = b"transfer-encoding: chunked\r\n"
         elif head.content_length is not None and head.status != 204:
@@ -93,15 +100,26 @@ class Answer:
             framing += b"x-accel-buffering: no\r\n"
         return b"%b%b%b\r\n" % (head.opening, framing, extra)
 
+    def take_whole(self, data: bytes, start: int) -> bytes | None:
+        """The body, if it has a length and ``data[start:]`` is exactly it; else None, and ``take`` it."""
+        if self._framing is not None or len(data) - start != self._head.content_length or self._ends_marked:
+            return None
+        self.done = True
+        body = self._whole = data[start:]
+        return body
+
     def take(self, data: bytes, start: int = 0) -> bytes:
         """What the client gets for ``data[start:]``. Raises ``FramingError``."""
         framing = self._framing
+        if framing is None:
+            framing = self._framing = LengthBody(self._head.content_length or 0)
+            self._look_inside()
         payload = self._payload
         end = framing.take(data, start, payload)
         if payload:
             self._look_at(payload)
         if framing.done:
-            return self._last(data, start, end)
+            return self._last(framing, data, start, end)
         if self._raw:
             if payload:
                 payload.clear()
@@ -116,11 +134,10 @@ class Answer:
             if type(watch) is StreamWatch and watch.first_token:
                 self.first_token = True
 
-    def _last(self, data: bytes, start: int, end: int) -> bytes:
+    def _last(self, framing: Framing, data: bytes, start: int, end: int) -> bytes:
         """The answer's framing is complete with ``data[:end]``."""
         if end != len(data):
             self.reusable = False  # bytes nobody asked for
-        framing = self._framing
         if self._lacks_end:
             self.cut_short = True
             if isinstance(framing, ChunkedBody):
@@ -177,4 +194,6 @@ class Answer:
 
     def usage(self) -> Usage | None:
         """What the answer says about its tokens."""
+        if self._whole:
+            return json_usage(self._whole) if self._readable else None
         return self._watch.usage() if self._watch is not None else None

@@ -23,6 +23,7 @@ class ReplicaConnection(asyncio.Protocol):
         "_held",
         "_made",
         "_pool",
+        "authority",
         "exchange",
         "idle_since",
         "reused",
@@ -32,6 +33,8 @@ class ReplicaConnection(asyncio.Protocol):
 
     def __init__(self, pool: "ReplicaPool") -> None:
         self._pool = pool
+        self.authority = pool.authority
+        """Host and port as the replica's Host header has them."""
         self.transport: asyncio.Transport
         self.exchange: Exchange | None = None
         self.idle_since = 0.0
@@ -44,11 +47,6 @@ class ReplicaConnection(asyncio.Protocol):
         self._made = False
         self._buffer = b""
         self._clean_eof = False
-
-    @property
-    def authority(self) -> bytes:
-        """Host and port as the replica's Host header has them."""
-        return self._pool.authority
 
     @property
     def ended_cleanly(self) -> bool:

@@ -11,7 +11,7 @@ from router.proxy.replica_connection import ReplicaConnection
 from router.proxy.response_head import ResponseHead, read_response_head
 
 if TYPE_CHECKING:
-    from router.proxy.exchange import Exchange
+    from router.proxy.attempt import Attempt
 
 
 KNOWN_HEADS = 64
@@ -66,16 +66,16 @@ class ReplicaPool:
         connection.idle_since = now
         self._idle.append(connection)
 
-    def connect(self, exchange: "Exchange", timeout_s: float) -> "asyncio.Task[None]":
-        """Open a connection; ``exchange`` is told how it went. Cancel the task to forget it."""
+    def connect(self, attempt: "Attempt", timeout_s: float) -> "asyncio.Task[None]":
+        """Open a connection; ``attempt`` is told how it went. Cancel the task to forget it."""
         task = asyncio.get_running_loop().create_task(
-            self._connect(exchange, timeout_s), name=f"connect {self.name}"
+            self._connect(attempt, timeout_s), name=f"connect {self.name}"
         )
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
         return task
 
-    async def _connect(self, exchange: "Exchange", timeout_s: float) -> None:
+    async def _connect(self, attempt: "Attempt", timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
         connection = ReplicaConnection(self)
         taken = False
@@ -89,12 +89,12 @@ class ReplicaPool:
                     server_hostname=self.host if self._tls else None,
                 )
         except TimeoutError:
-            exchange.connect_failed(timed_out=True, why="time-out")
+            attempt.connect_failed(timed_out=True, why="time-out")
         except (OSError, UnicodeError) as error:
-            exchange.connect_failed(timed_out=False, why=type(error).__name__)
+            attempt.connect_failed(timed_out=False, why=type(error).__name__)
         else:
             taken = True
-            exchange.connected(connection)
+            attempt.connected(connection)
         finally:
             if not taken:
                 connection.abandon()

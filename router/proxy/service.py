@@ -5,10 +5,12 @@ from collections.abc import Callable
 
 from router.config import RouterConfig
 from router.proxy.counters import Counters
+from router.proxy.failure_log import FailureLog
 from router.proxy.replica_pool import ReplicaPool
 from router.proxy.router_error import RouterError
 from router.proxy.settings import ProxySettings, proxy_settings
 from router.routing.fleet import Fleet
+from router.routing.in_flight import Usage
 from router.routing.replica_state import ReplicaState
 from router.routing.retry import RetryBudget, RetrySettings
 
@@ -23,6 +25,7 @@ class Service:
         "budget",
         "clock",
         "counters",
+        "failures",
         "fleet",
         "hold_began",
         "settings",
@@ -35,6 +38,7 @@ class Service:
         self.fleet = fleet
         self.counters = counters
         self.clock = clock
+        self.failures = FailureLog(clock)
         self.settings: ProxySettings
         self.budget: RetryBudget
         self.shutting_down = False
@@ -73,6 +77,13 @@ class Service:
         requests = self.counters.requests
         label = (replica, status)
         requests[label] = requests.get(label, 0) + 1
+
+    def count_usage(self, usage: Usage) -> None:
+        """A whole answer told its tokens."""
+        counters = self.counters
+        counters.prompt_tokens += usage.prompt_tokens or 0
+        counters.cached_tokens += usage.cached_tokens or 0
+        counters.output_tokens += usage.output_tokens or 0
 
     def pool(self, replica: ReplicaState) -> ReplicaPool:
         """The connections to ``replica``."""

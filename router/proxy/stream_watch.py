@@ -125,11 +125,7 @@ class JsonWatch:
         """The answer's usage, if it is JSON with one."""
         if self._tail is not None:
             return usage_at_end(self._tail.read())
-        try:
-            answer = orjson.loads(b"".join(self._pieces))
-        except orjson.JSONDecodeError:
-            return None
-        return read_usage(answer.get("usage")) if type(answer) is dict else None
+        return json_usage(b"".join(self._pieces))
 
 
 def has_content(data: bytes) -> bool:
@@ -180,6 +176,15 @@ def says_over(tail: bytes) -> bool:
         return True
     at = tail.rfind(b'"finish_reason"')
     return at >= 0 and tail[at + 15 :].lstrip(b" :")[:1] == b'"'
+
+
+def json_usage(body: bytes) -> Usage | None:
+    """The usage in a whole answer, if it is JSON with one."""
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return read_usage(answer.get("usage")) if type(answer) is dict else None
 
 
 def usage_at_end(tail: bytes) -> Usage | None:

@@ -143,7 +143,8 @@ def test_http10_replicas() -> None:
 def test_head() -> None:
     async def scenario(rig: Rig) -> None:
         client = await rig.client()
-        for fields in ({"content_length": "1234"}, {"transfer_encoding": "chunked"}, {}):
+        cases: list[dict[str, Any]] = [{"content_length": "1234"}, {"transfer_encoding": "chunked"}, {}]
+        for fields in cases:
             rig.replica.plans.append([Send(head(content_type="application/json", **fields))])
             await client.post(b"", "/v1/things", method="HEAD")
             answer = await client.answer(to_head=True)
@@ -174,7 +175,8 @@ def test_head_when_no_replica_can_answer() -> None:
 def test_answers_without_a_body(status: int) -> None:
     async def scenario(rig: Rig) -> None:
         client = await rig.client()
-        for fields in ({}, {"content_length": "0"}, {"etag": "x"}):
+        cases: list[dict[str, Any]] = [{}, {"content_length": "0"}, {"etag": "x"}]
+        for fields in cases:
             rig.replica.plans.append([Send(head(status, "Nothing", **fields))])
             await client.post(CHAT)
             answer = await client.answer()
