@@ -6,7 +6,10 @@ DEFAULT_PREFILL = PrefillCost(fixed_s=0.004, per_token_s=62.5e-6, attention_toke
 DEFAULT_DECODE = DecodeCost(fixed_s=0.008, per_sequence_s=60e-6)
 FORGET_PER_OBSERVATION = 0.98
 OWN_AFTER_OBSERVATIONS = 5
-REFRESH_EVERY = 8
+LEARN_ALWAYS = 32
+LEARN_EVERY = 4
+"""From ``LEARN_ALWAYS`` observations on lessons are drawn from four at a time: learning costs time, too."""
+FORGET_PER_LESSON = FORGET_PER_OBSERVATION**LEARN_EVERY
 PRIOR_OBSERVATIONS_S = 0.05
 SLOWEST, FASTEST = 200.0, 0.005
 
@@ -81,6 +84,8 @@ class ReplicaCost:
         "_decode",
         "_fixed_s",
         "_fleet",
+        "_new_busy_s",
+        "_new_predicted_s",
         "_own_decode_factor",
         "_own_decode_share",
         "_own_prefill_factor",
@@ -109,6 +114,7 @@ class ReplicaCost:
         self._own_prefill_share = self._own_decode_share = 0.0
         self._busy_since: float | None = None
         self._busy_s = self._predicted_s = 0.0
+        self._new_busy_s = self._new_predicted_s = 0.0
         self.prefills_seen = 0
         self.steps_seen = 0
         self.prefill_factor = self.decode_factor = 1.0
@@ -147,18 +153,25 @@ class ReplicaCost:
 
     def prefill_finished(self, now: float, new_tokens: int, position: int, still_queued: int) -> None:
         """A first token was seen ``now``; ``still_queued`` requests still wait for theirs."""
-        if self._busy_since is None:
+        since = self._busy_since
+        if since is None:
             return
-        busy = now - self._busy_since
         self._busy_since = now if still_queued else None
-        predicted = self._prefill.seconds(new_tokens, position)
-        self._busy_s = self._busy_s * FORGET_PER_OBSERVATION + busy
-        self._predicted_s = self._predicted_s * FORGET_PER_OBSERVATION + predicted
+        self._new_busy_s += now - since
+        self._new_predicted_s += self._prefill.seconds(new_tokens, position)
         self.prefills_seen += 1
+        if self.prefills_seen < LEARN_ALWAYS or not self.prefills_seen % LEARN_EVERY:
+            self._learn_prefill()
+
+    def _learn_prefill(self) -> None:
+        busy, predicted = self._new_busy_s, self._new_predicted_s
+        self._new_busy_s = self._new_predicted_s = 0.0
+        keep = FORGET_PER_OBSERVATION if self.prefills_seen < LEARN_ALWAYS else FORGET_PER_LESSON
+        self._busy_s = self._busy_s * keep + busy
+        self._predicted_s = self._predicted_s * keep + predicted
         self._own_prefill_factor = _bounded(self._busy_s / self._predicted_s)
         self._own_prefill_share = _own_share(self.prefills_seen)
-        if self.prefills_seen < REFRESH_EVERY or not self.prefills_seen % REFRESH_EVERY:
-            self.refresh()
+        self.refresh()
         self._fleet.prefilled(busy, predicted)
 
     def prefill_abandoned(self, now: float, still_queued: int) -> None:
@@ -169,11 +182,15 @@ class ReplicaCost:
         """A request took ``seconds`` for ``steps`` tokens after its first, ``sequences`` decoding."""
         if steps < 4 or seconds <= 0.0:
             return
+        self.steps_seen += 1
+        if self.steps_seen >= LEARN_ALWAYS and self.steps_seen % LEARN_EVERY:
+            return  # a sample will do
         prior = self._decode.fixed_s + self._decode.per_sequence_s * max(1, sequences)
         ratio = _bounded(seconds / steps / prior)
-        self._own_decode_factor += max(0.02, 1.0 / (self.steps_seen + 1)) * (ratio - self._own_decode_factor)
-        self.steps_seen += 1
+        weight = max(0.02, 1.0 / self.steps_seen)
+        self._own_decode_factor += weight * (ratio - self._own_decode_factor)
         self._own_decode_share = _own_share(self.steps_seen)
+        self.refresh()
         self._fleet.decoded(ratio)
 
 

@@ -26,7 +26,6 @@ from router.routing.shortlist import PRICE_ALL_UP_TO, Shortlist
 from router.routing.traffic import Traffic
 from router.routing.view import MatchedTokens, Policy, RoutingRequest
 
-ROUTE_KEY_TOKENS = 1_024
 DEADLINE_SLOS = 2.0
 """A held request goes first once it has waited so many times its allowed time to first token."""
 MIN_CREDIT_TOKENS = 512
@@ -137,7 +136,7 @@ class Fleet:
         self, prompt: Prompt, now: float, session: str | None, levels: list[tuple[int, int]]
     ) -> RoutingRequest:
         ratio = self.token_ratio.tokens_per_unit
-        keys, count = prompt.keys, len(self.replicas)
+        count = len(self.replicas)
         matched: Sequence[int]
         if count > PRICE_ALL_UP_TO:
             matched = MatchedTokens(levels, count)
@@ -148,16 +147,13 @@ class Fleet:
                     low = mask & -mask
                     by_replica[low.bit_length() - 1] = tokens
                     mask ^= low
-        route_key = None
-        if keys:
-            depth = prompt.layout.blocks(int(ROUTE_KEY_TOKENS / ratio)) or 1
-            route_key = keys[(depth if depth < len(keys) else len(keys)) - 1]
         return RoutingRequest(
             now,
             max(1, int(prompt.units * ratio)),
             matched,
             session,
-            route_key,
+            prompt,
+            ratio,
             self.traffic.arrivals_per_s(now) / count,
             self._utilization(now),
             self.traffic.decode_price,
@@ -300,7 +296,7 @@ class Fleet:
         if self._use_index and prompt.keys:
             self.index.insert(replica.index, prompt.keys)
         if decision.reason is not Reason.RETRY:
-            self.traffic.arrived(now, replica.cost.prefill_s(tokens, 0))
+            self.traffic.arrived(now, decision.prefill_s + decision.saved_s)
             self.saved_s += decision.saved_s
             if decision.reason is Reason.SPILL:
                 self.spills += 1

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from typing import Protocol, overload
 
 from router.routing.decision import Assessment, Decision
+from router.routing.prompt_blocks import Prompt
+
+ROUTE_KEY_TOKENS = 1_024
 
 
 class LedgerView(Protocol):
@@ -123,6 +126,8 @@ class RoutingRequest:
     """One request as a policy sees it, with the fleet-wide figures the prices are made from."""
 
     __slots__ = (
+        "_prompt",
+        "_tokens_per_unit",
         "arrivals_per_replica_s",
         "decode_price",
         "expected_output_tokens",
@@ -131,7 +136,6 @@ class RoutingRequest:
         "matched_tokens",
         "now",
         "prompt_tokens",
-        "route_key",
         "session",
     )
 
@@ -141,7 +145,8 @@ class RoutingRequest:
         prompt_tokens: int,
         matched_tokens: Sequence[int],
         session: str | None = None,
-        route_key: int | None = None,
+        prompt: Prompt | None = None,
+        tokens_per_unit: float = 1.0,
         arrivals_per_replica_s: float = 0.0,
         fleet_utilization: float = 0.0,
         decode_price: float = 0.0,
@@ -152,8 +157,8 @@ class RoutingRequest:
         self.matched_tokens = matched_tokens
         """By replica index: prompt tokens the index believes are cached there."""
         self.session = session
-        self.route_key = route_key
-        """The block key about 1,024 tokens in, for policies that hash; ``None`` without a block."""
+        self._prompt = prompt
+        self._tokens_per_unit = tokens_per_unit
         self.arrivals_per_replica_s = arrivals_per_replica_s
         self.fleet_utilization = fleet_utilization
         self.later_arrivals_per_s = arrivals_per_replica_s / (1.0 - fleet_utilization)
@@ -161,6 +166,15 @@ class RoutingRequest:
         self.decode_price = decode_price
         """κ: what a second of decoding is worth in seconds of time to first token."""
         self.expected_output_tokens = expected_output_tokens
+
+    @property
+    def route_key(self) -> int | None:
+        """The block key about 1,024 tokens in, for policies that hash; ``None`` without a block."""
+        prompt = self._prompt
+        if prompt is None or not prompt.keys:
+            return None
+        depth = prompt.layout.blocks(int(ROUTE_KEY_TOKENS / self._tokens_per_unit)) or 1
+        return prompt.keys[min(depth, len(prompt.keys)) - 1]
 
 
 class Policy(Protocol):

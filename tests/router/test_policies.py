@@ -15,6 +15,7 @@ from router.routing.policies.least_loaded import LeastLoaded
 from router.routing.policies.load_measure import LOAD_MEASURES
 from router.routing.policies.prefix_affinity import PrefixAffinity
 from router.routing.policies.session import Session
+from router.routing.prompt_blocks import Prompt, UniformLayout
 from router.routing.view import RoutingRequest
 from tests.router.candidates import FakeCandidate, FakeCost, FakeLedger, fleets, policy, request
 
@@ -105,12 +106,9 @@ def test_power_of_two_never_takes_the_busiest_alone() -> None:
 
 
 def ask(kind: str, key: int) -> RoutingRequest:
-    asked = request(2_000, [0] * 8)
-    if kind == "session":
-        asked.session = f"session-{key}"
-    else:
-        asked.route_key = key * 7_919 + 1
-    return asked
+    asked = Prompt(keys=[1, 2, key * 7_919 + 1], units=2_000, layout=UniformLayout(100))
+    session = f"session-{key}" if kind == "session" else None
+    return RoutingRequest(0.0, 2_000, [0] * 8, session, asked)
 
 
 @pytest.mark.parametrize("kind", ["session", "bounded_hash"])
