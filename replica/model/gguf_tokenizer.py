@@ -1,0 +1,66 @@
+"""Builds the tokenizer that a GGUF file describes in its metadata."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import Regex, pre_tokenizers
+from tokenizers import Tokenizer as LibraryTokenizer
+
+from replica.model.shape import ModelError
+from replica.model.tokenizer import byte_level_tokenizer
+
+# GGUF's token types: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte.
+_CONTROL, _USER_DEFINED = 3, 4
+
+_LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+def gguf_tokenizer(metadata: Mapping[str, Any]) -> LibraryTokenizer:
+    """The tokenizer of a GGUF file with byte-level BPE.
+
+    Raises:
+        ModelError: another kind of tokenizer, or a way of cutting words that we do not know.
+    """
+    model, words = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
+    if model != "gpt2":
+        raise ModelError(
+            f"GGUF: tokenizer model {model!r} is not supported, only 'gpt2' (byte-level BPE); "
+            "use the model's Hugging Face folder with its tokenizer.json instead"
+        )
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    kinds: list[int] = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    merges = [_merge(line) for line in metadata["tokenizer.ggml.merges"]]
+    return byte_level_tokenizer(
+        vocabulary={text: number for number, text in enumerate(tokens)},
+        merges=merges,
+        pre_tokenizer=_pre_tokenizer(words),
+        special=[text for text, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL],
+        ordinary_added=[text for text, kind in zip(tokens, kinds, strict=True) if kind == _USER_DEFINED],
+    )
+
+
+def _merge(line: str) -> tuple[str, str]:
+    left, _, right = line.partition(" ")
+    return left, right
+
+
+def _pre_tokenizer(words: str) -> Any:
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if words in ("gpt-2", "gpt2"):
+        return byte_level
+    if words == "smollm":
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    patterns = {"llama-bpe": _LLAMA3_WORDS, "llama3": _LLAMA3_WORDS, "qwen2": _QWEN2_WORDS}
+    if words not in patterns:
+        known = ", ".join(["gpt-2", "smollm", *patterns])
+        raise ModelError(f"GGUF: tokenizer.ggml.pre {words!r} is not supported; known are {known}")
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(patterns[words]), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )

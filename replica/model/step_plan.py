@@ -1,0 +1,149 @@
+"""Turns a batch into the index tensors of one forward pass, once per step and shared by all layers.
+
+The tokens of all rows lie on one axis, decode rows first::
+
+    token axis   d0 d1 d2 | p0 p0 p0 p0 | p1 p1 p1
+                 decodes    prefill rows (count tokens each, at positions start .. start + count - 1)
+"""
+
+from collections.abc import Sequence as Row
+from dataclasses import dataclass
+
+import torch
+
+from replica.batch import Batch, Work
+
+PADDING_SHARE = 0.25
+"""Decode rows share one padded attention call while padding is at most this share of their blocks."""
+INVARIANT_CONTEXT = 512
+"""torch's CPU attention takes keys in runs of 512; how it adds up a shorter run depends on its length."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Decode rows ``first .. stop - 1`` of the token axis, padded to one context length."""
+
+    first: int
+    stop: int
+    blocks: torch.Tensor
+    """[rows * blocks per row]; padding repeats the row's last block and is masked."""
+    mask: torch.Tensor
+    """[rows, 1, 1, context], 0 or -inf, added to the scores."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSpan:
+    """Tokens ``first .. stop - 1`` of the axis: one sequence's chunk, after ``prefix`` computed tokens."""
+
+    first: int
+    stop: int
+    prefix: int
+    blocks: torch.Tensor | None
+    """Blocks of the whole context (padding repeats the last and is masked); None when there is no prefix and
+    the chunk's own K and V are all there is to attend to."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Everything a forward pass needs to know."""
+
+    tokens: torch.Tensor
+    """[tokens] ids."""
+    positions: torch.Tensor
+    """[tokens]."""
+    slots: torch.Tensor
+    """[tokens]: where each token's K and V go."""
+    decodes: tuple[DecodeGroup, ...]
+    prefills: tuple[PrefillSpan, ...]
+    sampled: torch.Tensor
+    """[samples]: the token-axis places whose logits are wanted, in the order of ``works``."""
+    works: tuple[Work, ...]
+    """The rows that sample."""
+
+
+def plan_step(
+    batch: Batch, block_size: int, dtype: torch.dtype, *, batch_invariant: bool = False
+) -> StepPlan:
+    """Lay out ``batch``; ``dtype`` is that of the attention scores' mask.
+
+    ``batch_invariant`` pads every context to a multiple of INVARIANT_CONTEXT tokens.
+    """
+    unit = max(1, INVARIANT_CONTEXT // block_size) if batch_invariant else 1
+    # Rows of one token are alike, whether they decode or end a prefill; shortest context first.
+    singles = sorted((row for row in batch.rows if row.count == 1), key=lambda row: row.start)
+    spans = [row for row in batch.rows if row.count > 1]
+    tokens: list[int] = [row.sequence.token_ids[row.start] for row in singles]
+    slots = [
+        row.sequence.block_table[row.start // block_size] * block_size + row.start % block_size
+        for row in singles
+    ]
+    positions = [torch.tensor([row.start for row in singles], dtype=torch.int64)]
+    slot_parts = [torch.tensor(slots, dtype=torch.int64)]
+    prefills = []
+    place = len(singles)
+    places = {id(row): index for index, row in enumerate(singles)}
+    for row in spans:
+        stop = row.start + row.count
+        tokens += row.sequence.token_ids[row.start : stop]
+        at = torch.arange(row.start, stop)
+        blocks = _padded(row.sequence.block_table[: -(-stop // block_size)], unit)
+        table = torch.tensor(blocks, dtype=torch.int64)
+        positions.append(at)
+        slot_parts.append(table[at // block_size] * block_size + at % block_size)
+        own = row.start == 0 and not batch_invariant
+        prefills.append(PrefillSpan(place, place + row.count, row.start, None if own else table))
+        place += row.count
+        places[id(row)] = place - 1
+    works = tuple(row for row in batch.rows if row.samples)
+    return StepPlan(
+        tokens=torch.tensor(tokens, dtype=torch.int64),
+        positions=torch.cat(positions),
+        slots=torch.cat(slot_parts),
+        decodes=_decode_groups(singles, block_size, unit, dtype),
+        prefills=tuple(prefills),
+        sampled=torch.tensor([places[id(row)] for row in works], dtype=torch.int64),
+        works=works,
+    )
+
+
+def _decode_groups(
+    singles: Row[Work], block_size: int, unit: int, dtype: torch.dtype
+) -> tuple[DecodeGroup, ...]:
+    """Cut rows, sorted by context, where padding to the longest would waste too much."""
+    counts = [_up(row.start // block_size + 1, unit) for row in singles]
+    groups = []
+    first = 0
+    used = 0
+    for index, count in enumerate(counts):
+        used += count
+        following = counts[index + 1] if index + 1 < len(counts) else None
+        if following is not None:
+            padded = following * (index + 2 - first)
+            if padded - used - following <= PADDING_SHARE * padded:
+                continue
+        groups.append(_decode_group(singles[first : index + 1], first, count, block_size, dtype))
+        first, used = index + 1, 0
+    return tuple(groups)
+
+
+def _decode_group(
+    rows: Row[Work], first: int, blocks_per_row: int, block_size: int, dtype: torch.dtype
+) -> DecodeGroup:
+    blocks: list[int] = []
+    for row in rows:
+        table = row.sequence.block_table[: row.start // block_size + 1]
+        blocks += _padded(table, blocks_per_row)
+    context = blocks_per_row * block_size
+    lengths = torch.tensor([row.start + 1 for row in rows])
+    mask = torch.zeros(len(rows), 1, 1, context, dtype=dtype)
+    mask.masked_fill_(torch.arange(context) >= lengths[:, None, None, None], float("-inf"))
+    return DecodeGroup(first, first + len(rows), torch.tensor(blocks, dtype=torch.int64), mask)
+
+
+def _padded(table: list[int], unit: int) -> list[int]:
+    """The table with its last block repeated up to a multiple of ``unit`` blocks."""
+    return table + table[-1:] * (_up(len(table), unit) - len(table))
+
+
+def _up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
