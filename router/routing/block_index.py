@@ -22,7 +22,7 @@ Parents are not stored: a chained name already implies its parent. A run whose p
                                   0xb2 -> 0b010
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 
 from replica.contract.block_hash import hash_number
@@ -127,7 +127,10 @@ class BlockIndex:
         what it holds in another tier or is about to.
         """
         tiers = [self._tiers[medium] for medium in media if medium in self._tiers]
-        matched = self._walk(tiers[0].masks, names) if tiers else [0] * self._replicas
+        matched = [0] * self._replicas
+        for mask, blocks in self._walk(tiers[0].masks, names) if tiers else ():
+            for replica in _bits(mask):
+                matched[replica] = blocks
         beside = tiers[1:]
         if self._expected.masks:
             tiers.append(self._expected)
@@ -139,22 +142,32 @@ class BlockIndex:
                     matched[replica] = _walk_on(replica, depth, names, sources)
         return matched
 
-    def _walk(self, masks: dict[int, int], names: Sequence[int]) -> list[int]:
-        matched = [0] * self._replicas
+    def levels(self, names: Sequence[int]) -> list[tuple[int, int]]:
+        """``match`` on the device as ``PrefixIndex.levels``: (replicas as bits, blocks), deepest last."""
+        if not self._expected.masks:
+            return self._walk(self._device.masks, names)
+        by_depth: dict[int, int] = {}
+        for replica, blocks in enumerate(self.match(names)):
+            if blocks:
+                by_depth[blocks] = by_depth.get(blocks, 0) | 1 << replica
+        return [(mask, blocks) for blocks, mask in sorted(by_depth.items())]
+
+    def _walk(self, masks: dict[int, int], names: Sequence[int]) -> list[tuple[int, int]]:
+        levels: list[tuple[int, int]] = []
         alive = self._all
         depth = 0
         for mask, run in groupby(map(masks.get, names)):
-            if mask is None:
-                break
-            if mask & alive != alive:
+            here = 0 if mask is None else mask & alive
+            if here != alive:
                 if depth:
-                    _fill(matched, alive & ~mask, depth)
-                alive &= mask
+                    levels.append((alive ^ here, depth))
+                alive = here
                 if not alive:
-                    return matched
+                    return levels
             depth += len(list(run))
-        _fill(matched, alive, depth)
-        return matched
+        if depth:
+            levels.append((alive, depth))
+        return levels
 
     def holds(self, replica: int, name: int) -> bool:
         """``replica`` has told that it stored ``name``, in any tier."""
@@ -221,9 +234,8 @@ def _walk_on(replica: int, depth: int, names: Sequence[int], sources: Sequence[d
     return len(names)
 
 
-def _fill(matched: list[int], replicas: int, blocks: int) -> None:
-    """Write ``blocks`` for every replica in the bit mask."""
-    while replicas:
-        bit = replicas & -replicas
-        matched[bit.bit_length() - 1] = blocks
-        replicas ^= bit
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low

@@ -88,6 +88,18 @@ class AgainstCounters(RuleBasedStateMachine):
             found.append(depth)
         assert self.index.match(prompt, asked) == found
 
+    @rule(prompt=prompts)
+    def levels(self, prompt: list[int]) -> None:
+        levels = self.index.levels(prompt)
+        by_replica = [0] * REPLICAS
+        for mask, blocks in levels:
+            for replica in range(REPLICAS):
+                if mask >> replica & 1:
+                    assert not by_replica[replica], "in one level only"
+                    by_replica[replica] = blocks
+        assert by_replica == self.index.match(prompt)
+        assert [blocks for _, blocks in levels] == sorted({b for b in by_replica if b})
+
     @invariant()
     def whole(self) -> None:
         self.index.check_invariants()
