@@ -181,8 +181,10 @@ class Scheduler:
             sequence.prefilling = False
             sequence.output_tokens += 1
             if sequence.output_tokens >= sequence.max_tokens:
-                self.finish(sequence, "length")
                 finished.append(sequence)
+        # After everybody published, as advance_decodes does it too.
+        for sequence in finished:
+            self.finish(sequence, "length")
         return finished
 
     def discard(self, batch: Batch) -> None:

@@ -20,21 +20,19 @@ one token must be computed to have logits (last-token rule; here position 8 is u
 """
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from replica.contract.block_hash import TOKEN_BYTES, raw_block_hash, root_hash, token_bytes
 from replica.contract.kv_events import BlockHash, CacheEvent
 from replica.kv_cache.block import Content
 from replica.kv_cache.block_pool import BlockPool
 from replica.kv_cache.cache import Evicted, PrefixCounters
+from replica.kv_cache.sequence_pages import RawBlockHash
 from replica.kv_cache.stored_events import stored_events
 from replica.sequence import Sequence
 
 NEVER = sys.maxsize
 """More tokens than any sequence has."""
-
-RawBlockHash = Callable[[bytes, bytes], bytes]
-"""(parent digest, raw token bytes) -> digest."""
 
 
 class PrefixCache:
@@ -164,7 +162,7 @@ class PrefixCache:
             parent = pool.blocks[table[index]].identity
         self._set_published(sequence, full)
         if pool.events is not None:
-            self._events += stored_events(sequence, start, news, self.block_size)
+            self._events += stored_events(sequence, hashes, start, news, self.block_size)
 
     def release(self, sequence: Sequence) -> None:
         """Take all blocks from a sequence (finished, aborted or preempted); published ones stay hittable."""

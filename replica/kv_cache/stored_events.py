@@ -1,19 +1,20 @@
 """From newly hittable blocks of one sequence to the events that announce them."""
 
-from replica.contract.kv_events import BlocksStored
+from collections.abc import Sequence as Row
+
+from replica.contract.kv_events import BlockHash, BlocksStored
 from replica.sequence import Sequence
 
 
 def stored_events(
-    sequence: Sequence, first_block: int, news: list[bool], block_size: int
+    sequence: Sequence, hashes: Row[BlockHash], first_block: int, news: list[bool], block_size: int
 ) -> list[BlocksStored]:
     """One event per run of blocks that are new; ``news[i]`` speaks of block ``first_block + i``.
 
-    ``block_size`` is the number of tokens that one of ``sequence.block_hashes`` stands for.
+    ``hashes`` are those of the sequence's blocks of ``block_size`` tokens, from the first on.
 
     >>> sequence = Sequence("a", range(8), max_tokens=1)
-    >>> sequence.block_hashes = [b"w", b"x", b"y", b"z"]
-    >>> for event in stored_events(sequence, 1, [True, False, True], block_size=2):
+    >>> for event in stored_events(sequence, [b"w", b"x", b"y", b"z"], 1, [True, False, True], block_size=2):
     ...     print(event.block_hashes, event.parent_hash, event.token_ids)
     (b'x',) b'w' (2, 3)
     (b'z',) b'y' (6, 7)
@@ -23,13 +24,14 @@ def stored_events(
     for index, new in enumerate([*news, False], first_block):
         if not new:
             if first < index:
-                events.append(_stored(sequence, first, index, block_size))
+                events.append(_stored(sequence, hashes, first, index, block_size))
             first = index + 1
     return events
 
 
-def _stored(sequence: Sequence, first: int, stop: int, block_size: int) -> BlocksStored:
-    hashes = sequence.block_hashes
+def _stored(
+    sequence: Sequence, hashes: Row[BlockHash], first: int, stop: int, block_size: int
+) -> BlocksStored:
     extra = None
     if first == 0 and sequence.salt is not None:
         extra = ((sequence.salt,), *[None] * (stop - 1))

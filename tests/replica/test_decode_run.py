@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replica.kv_cache.prefix_cache import PrefixCache
 from replica.scheduler import Scheduler, SchedulerLimits
 from replica.sequence import Sequence
+from tests.replica.caches import MAKERS, snapshot
 
 SIZE = 4
 
 
-def scheduler(blocks=40, enabled=True, **limits):
+def scheduler(blocks=40, enabled=True, kind="blocks", **limits):
     limits = {"max_running": 4, "max_batched_tokens": 16, "max_model_len": 128, **limits}
-    cache = PrefixCache(blocks, SIZE, enabled=enabled, record_events=True)
+    cache = MAKERS[kind](blocks, SIZE, enabled=enabled, record_events=True)
     return Scheduler(cache, SchedulerLimits(**limits))
 
 
@@ -27,16 +27,13 @@ def request(name, ids, prompt_tokens, max_tokens, outputs=(), priority=0):
 
 def state(scheduler):
     """Everything that decides what happens next, and everything that was told."""
-    pool = scheduler.cache.pool
     return (
         [
             (s.request_id, s.status, s.output_tokens, s.computed_tokens, s.block_table, s.published_blocks)
             for s in scheduler.running + scheduler.waiting
         ],
-        [block.number for block in pool.free],
-        [(b.references, b.key, b.content, b.parent, b.identity) for b in pool.blocks],
+        snapshot(scheduler.cache),
         scheduler.preemptions,
-        scheduler.cache.counters,
         scheduler.take_events(),
     )
 
@@ -127,13 +124,16 @@ def test_too_many_steps_are_refused():
     seed=st.integers(0, 2**32),
     blocks=st.sampled_from([14, 20, 40]),
     enabled=st.booleans(),
+    kind=st.sampled_from(sorted(MAKERS)),
     max_running=st.integers(1, 4),
     spare=st.integers(0, 3),
 )
-def test_a_run_equals_single_steps(seed, blocks, enabled, max_running, spare):
+def test_a_run_equals_single_steps(seed, blocks, enabled, kind, max_running, spare):
     """Twins get the same requests and aborts; one runs decodes in one go, the other step by step."""
     rng = random.Random(seed)
-    fast, slow = (scheduler(blocks, enabled, max_running=max_running, spare_blocks=spare) for _ in range(2))
+    fast, slow = (
+        scheduler(blocks, enabled, kind, max_running=max_running, spare_blocks=spare) for _ in range(2)
+    )
     for number in range(12):
         for _ in range(rng.randrange(3)):
             first = rng.randrange(2)

@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from replica.contract.block_hash import raw_block_hash
 from replica.contract.kv_events import BlocksRemoved, BlocksStored, CacheCleared
-from replica.kv_cache.prefix_cache import PrefixCache
 from replica.scheduler import RequestTooLong, Scheduler, SchedulerLimits
 from replica.sequence import Sequence, Status
+from tests.replica.caches import MAKERS
 from tests.replica.toy_engine import ToyEngine, expected_output
 
 
@@ -24,6 +24,7 @@ class ReplicaLife(RuleBasedStateMachine):
     """Requests come, run, are aborted, preempted and finished, in a pool far too small for them."""
 
     @initialize(
+        kind=st.sampled_from(sorted(MAKERS)),
         blocks=st.integers(2, 14),
         block_size=st.sampled_from([1, 2, 4]),
         max_running=st.integers(1, 4),
@@ -32,8 +33,8 @@ class ReplicaLife(RuleBasedStateMachine):
         enabled=st.sampled_from([True, True, True, False]),
         colliding=st.booleans(),
     )
-    def start(self, blocks, block_size, max_running, more_tokens, spare_blocks, enabled, colliding):
-        cache = PrefixCache(
+    def start(self, kind, blocks, block_size, max_running, more_tokens, spare_blocks, enabled, colliding):
+        cache = MAKERS[kind](
             blocks,
             block_size,
             enabled=enabled,
@@ -172,7 +173,7 @@ class ReplicaLife(RuleBasedStateMachine):
                     self.told -= set(event.block_hashes)
                 case CacheCleared():
                     self.told.clear()
-        assert self.told == set(self.scheduler.cache.pool.cached_keys)
+        assert self.told == set(self.scheduler.cache.cached_hashes())
 
     def teardown(self):
         if not hasattr(self, "scheduler"):
@@ -187,7 +188,8 @@ class ReplicaLife(RuleBasedStateMachine):
         assert not self.live, "requests never finished"
         cache = self.scheduler.cache
         assert cache.free_blocks == cache.blocks
-        assert all(block.references == 0 for block in cache.pool.blocks)
+        assert cache.stranded_tokens() == 0
+        assert self.scheduler.reset_cache() is True
         self.scheduler.check_invariants()
 
 

@@ -1,5 +1,6 @@
 """An engine with a KV memory that remembers who wrote what, so that one wrong block is noticed at once."""
 
+from collections import Counter
 from hashlib import sha256
 
 from replica.batch import Batch
@@ -57,10 +58,15 @@ class ToyEngine:
             slots = {self.slot(sequence, position) for position in range(row.start, row.start + row.count)}
             assert not slots & written, "two rows write one place"
             written |= slots
-        # A place that is written now is nobody's cached KV.
-        for block, _ in written:
-            assert self.scheduler.cache.pool.blocks[block].key is None
-            assert self.scheduler.cache.pool.blocks[block].references == 1
+        # A place that is written now is in one table, and not in the part that others can hit.
+        holders = Counter(block for sequence in self.scheduler.running for block in sequence.block_table)
+        for row in batch.rows:
+            size = self.scheduler.cache.block_size
+            assert row.start >= row.sequence.published_blocks * size
+            for block in row.sequence.block_table[
+                row.start // size : (row.start + row.count - 1) // size + 1
+            ]:
+                assert holders[block] == 1
 
     def compute(self, batch: Batch) -> dict[str, int]:
         """Write the rows' KV; the sampled token of every row that samples."""
