@@ -1,7 +1,8 @@
 """GPUs: peak math per precision, memory bandwidth and size, links; each figure as its maker publishes it.
 
-Peak math is *dense* (half of what data sheets print "with sparsity") with 32-bit accumulation. Bytes are
-decimal (1 GB = 1e9), as data sheets have them. ``nvlink_bytes_per_s`` and ``pcie_bytes_per_s`` are one way.
+Peak math is *dense* (half of what data sheets print "with sparsity") with 32-bit accumulation. Memory size is
+what the driver reports (``nvidia-smi``, ``rocm-smi``), in MiB: data sheets round it, and print GiB as GB.
+Bandwidths are decimal; those of links are one way.
 """
 
 from collections.abc import Mapping
@@ -30,7 +31,7 @@ def _gpu(
     *,
     tflops: Mapping[str, float],
     gb_per_s: float,
-    gb: float,
+    mib: int,
     pcie_gb_per_s: float,
     source: str,
     nvlink_gb_per_s: float | None = None,
@@ -39,7 +40,7 @@ def _gpu(
         name=name,
         math_per_s={kind: value * 1e12 for kind, value in tflops.items()},
         memory_bytes_per_s=gb_per_s * 1e9,
-        memory_bytes=gb * 1e9,
+        memory_bytes=mib * 2.0**20,
         pcie_bytes_per_s=pcie_gb_per_s * 1e9,
         source=source,
         nvlink_bytes_per_s=None if nvlink_gb_per_s is None else nvlink_gb_per_s * 1e9,
@@ -51,7 +52,7 @@ _ALL = (
         "a100-80g",
         tflops={"bf16": 312, "int8": 624},
         gb_per_s=2_039,
-        gb=80,
+        mib=81_920,
         pcie_gb_per_s=32,
         nvlink_gb_per_s=300,
         source=(
@@ -63,7 +64,7 @@ _ALL = (
         "h100",
         tflops={"bf16": 989.4, "fp8": 1_978.9, "int8": 1_978.9},
         gb_per_s=3_350,
-        gb=80,
+        mib=81_559,
         pcie_gb_per_s=64,
         nvlink_gb_per_s=450,
         source=(
@@ -75,7 +76,7 @@ _ALL = (
         "h100-pcie",
         tflops={"bf16": 756, "fp8": 1_513, "int8": 1_513},
         gb_per_s=2_000,
-        gb=80,
+        mib=81_559,
         pcie_gb_per_s=64,
         source=(
             "NVIDIA H100 Tensor Core GPU Architecture white paper, H100 PCIe: "
@@ -86,7 +87,7 @@ _ALL = (
         "h200",
         tflops={"bf16": 989.4, "fp8": 1_978.9, "int8": 1_978.9},
         gb_per_s=4_800,
-        gb=141,
+        mib=143_771,
         pcie_gb_per_s=64,
         nvlink_gb_per_s=450,
         source="NVIDIA H200 data sheet, H200 SXM: math of H100 SXM, 141 GB, 4.8 TB/s",
@@ -95,7 +96,7 @@ _ALL = (
         "h20",
         tflops={"bf16": 148, "fp8": 296, "int8": 296},
         gb_per_s=4_000,
-        gb=96,
+        mib=97_871,
         pcie_gb_per_s=64,
         nvlink_gb_per_s=450,
         source="NVIDIA HGX H20 product brief: 148 TFLOPS BF16, 296 FP8, 96 GB, 4.0 TB/s",
@@ -104,7 +105,7 @@ _ALL = (
         "b200",
         tflops={"bf16": 2_250, "fp8": 4_500, "int8": 4_500},
         gb_per_s=8_000,
-        gb=180,
+        mib=183_359,
         pcie_gb_per_s=64,
         nvlink_gb_per_s=900,
         source=(
@@ -116,7 +117,7 @@ _ALL = (
         "l40s",
         tflops={"bf16": 362, "fp8": 733, "int8": 733},
         gb_per_s=864,
-        gb=48,
+        mib=46_068,
         pcie_gb_per_s=32,
         source="NVIDIA L40S data sheet: 362.05 TFLOPS BF16, 733 FP8 dense, 864 GB/s",
     ),
@@ -124,7 +125,7 @@ _ALL = (
         "l4",
         tflops={"bf16": 121, "fp8": 242.5, "int8": 242.5},
         gb_per_s=300,
-        gb=24,
+        mib=23_034,
         pcie_gb_per_s=32,
         source="NVIDIA L4 data sheet: 242 TFLOPS BF16 and 485 FP8 with sparsity, 300 GB/s",
     ),
@@ -132,7 +133,7 @@ _ALL = (
         "a10g",
         tflops={"bf16": 70, "int8": 140},
         gb_per_s=600,
-        gb=24,
+        mib=23_028,
         pcie_gb_per_s=32,
         source="NVIDIA A10G as in AWS g5: 70 TFLOPS BF16, 140 TOPS INT8, 600 GB/s",
     ),
@@ -140,7 +141,7 @@ _ALL = (
         "rtx-4090",
         tflops={"bf16": 165.2, "fp8": 330.3, "int8": 660.6},
         gb_per_s=1_008,
-        gb=24,
+        mib=24_564,
         pcie_gb_per_s=32,
         source=(
             "NVIDIA Ada GPU Architecture white paper, RTX 4090: BF16 and FP8 with FP32 accumulate, dense"
@@ -150,7 +151,7 @@ _ALL = (
         "rtx-pro-6000",
         tflops={"bf16": 503.8, "fp8": 1_007.6, "int8": 1_007.6},
         gb_per_s=1_792,
-        gb=96,
+        mib=97_887,
         pcie_gb_per_s=64,
         source="NVIDIA RTX Blackwell PRO GPU Architecture white paper, RTX PRO 6000 Workstation, dense",
     ),
@@ -158,7 +159,7 @@ _ALL = (
         "mi300x",
         tflops={"bf16": 1_307.4, "fp8": 2_614.9, "int8": 2_614.9},
         gb_per_s=5_300,
-        gb=192,
+        mib=196_592,
         pcie_gb_per_s=64,
         nvlink_gb_per_s=448,
         source=(
