@@ -128,7 +128,7 @@ def _from_wire(wire: object) -> CacheEvent | None:
             block_size=int(fields["block_size"]),
             adapter=fields.get("lora_name"),
             medium=fields.get("medium"),
-            extra_keys=_extra_keys(fields.get("extra_keys")),
+            extra_keys=_extra_keys(fields.get("extra_keys")) or _sglang_salt(fields),
             group=fields.get("group_idx"),
         )
     if kind == REMOVED:
@@ -148,3 +148,11 @@ def _extra_keys(wire: Iterable[Any] | None) -> tuple[ExtraKeys | None, ...] | No
         return None
     keys = tuple(None if block is None else tuple(block) for block in wire)
     return keys if any(keys) else None
+
+
+def _sglang_salt(fields: Mapping[str, Any]) -> tuple[ExtraKeys | None, ...] | None:
+    """SGLang sends a salt beside the blocks; vLLM sends it in the first block's extra keys."""
+    salt = fields.get("cache_salt")
+    if not isinstance(salt, str) or not salt:
+        return None
+    return ((salt,), *[None] * (len(fields["block_hashes"]) - 1))

@@ -195,3 +195,22 @@ def test_a_damaged_payload_raises_nothing_else(form, data):
 )
 def test_salt_is_told_from_other_extra_keys(parent, adapter, extra, salt):
     assert BlocksStored((1, 2), parent, (1, 2), 1, adapter, extra_keys=extra).salt == salt
+
+
+def test_sglang_s_salt_stands_beside_the_blocks():
+    event = {
+        "type": "BlockStored",
+        "block_hashes": [-5, 7],  # SGLang's hashes are signed
+        "parent_block_hash": None,
+        "token_ids": [1, 2],
+        "block_size": 1,
+        "lora_id": None,
+        "medium": "GPU",
+        "cache_salt": "tenant-a",
+    }
+    (stored,) = decode(msgspec.msgpack.encode([1.0, [event], 0])).events
+    assert isinstance(stored, BlocksStored)
+    assert (stored.block_hashes, stored.salt) == ((-5, 7), "tenant-a")
+    del event["cache_salt"]
+    (stored,) = decode(msgspec.msgpack.encode([1.0, [event], 0])).events
+    assert isinstance(stored, BlocksStored) and stored.salt is None

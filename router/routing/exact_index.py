@@ -1,0 +1,267 @@
+"""What each replica holds of prompts known token by token, in that replica's own names for blocks.
+
+Two beliefs stand side by side. **Told**: the block index, fed by the replica's KV events; while they come and
+can be trusted (``block_source``) they are the truth. **Guessed**: a prefix index of what was sent there,
+bounded by the replica's capacity; used where no events come. Both are always kept up to date, so a replica
+can change sides at any time.
+
+The same object serves text mode, for its counts of blocks held and removed (``names_matter=False``: hashes
+are kept as they come).
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from replica.contract.kv_events import BlocksRemoved, BlocksStored
+from router.routing.block_index import MAX_BLOCKS, BlockIndex
+from router.routing.block_naming import BlockNaming
+from router.routing.block_source import BlockSettings, BlockSource
+from router.routing.prefix_index import PrefixIndex
+from router.routing.prompt_blocks import UniformLayout
+
+EXPECTED_BLOCKS = 2_048
+"""Of a longer prompt so many new blocks are expected; the rest counts when it is announced."""
+NOTICES_KEPT = 100
+
+Chains = Mapping[BlockNaming, Sequence[int]]
+"""A prompt's block keys, by naming."""
+
+
+class Expectation:
+    """What one request will have stored on its replica. Made by ``sent``, ended by ``over``."""
+
+    __slots__ = ("blocks_before", "keys", "replica", "told")
+
+    def __init__(self, replica: int, keys: Sequence[int], blocks_before: int, told: Sequence[int]) -> None:
+        self.replica = replica
+        self.keys = keys
+        self.blocks_before = blocks_before
+        """Leading blocks it was believed to hold already."""
+        self.told = told
+        """The others, as the block index was told to expect them."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockState:
+    """One replica's side of the exact index, for ``/fleet`` and ``/metrics``."""
+
+    naming: str
+    """Scheme and block size: ``"sha256/32"``."""
+    telling: bool
+    translated: bool
+    """Its hashes are translated through tokens."""
+    events: int
+    held_blocks: int
+    """Distinct blocks on the device, as told."""
+    announced: int
+    unannounced: int
+    unknown_parents: int
+    unknown_removals: int
+    unnamed: int
+    overflows: int
+    other_groups: int
+
+
+class ExactIndex:
+    """Tokens held by replica for prompts given as chains of keys.
+
+    >>> index = ExactIndex([BlockSettings("warmroute", 2), BlockSettings("warmroute", 2)], 1_000)
+    >>> (naming,) = index.namings
+    >>> chains = {naming: naming.keys([1, 2, 3, 4, 5])}
+    >>> sent = index.sent(0, chains, matched_tokens=0)              # a guess, from the moment it is sent
+    >>> index.levels(chains, prompt_tokens=5)                       # replica 0 (bit 0): 4 tokens
+    [(1, 4)]
+    >>> index.stored(1, BlocksStored(tuple(chains[naming][:1]), None, (1, 2), block_size=2))
+    1
+    >>> index.levels(chains, prompt_tokens=5)
+    [(2, 2), (1, 4)]
+    """
+
+    def __init__(
+        self,
+        settings: Sequence[BlockSettings],
+        capacity_tokens: int,
+        *,
+        names_matter: bool = True,
+        max_blocks: int = MAX_BLOCKS,
+    ) -> None:
+        """``capacity_tokens``: what a replica is taken to hold until it says."""
+        self._sources = [BlockSource(one) for one in settings]
+        self._names_matter = names_matter
+        self._told = BlockIndex(len(self._sources), max_blocks)
+        self._guessed = PrefixIndex(len(self._sources), UniformLayout(1), 1)
+        self._capacity_tokens = [capacity_tokens] * len(self._sources)
+        self._masks: dict[BlockNaming, tuple[int, int]] = {}
+        self.notices: deque[tuple[int, str]] = deque(maxlen=NOTICES_KEPT)
+        """(replica, what the operator should know); whoever logs them takes them out."""
+        for replica in range(len(self._sources)):
+            self._bound_guesses(replica)
+        self._sort()
+
+    # --- questions ------------------------------------------------------------------------------
+
+    @property
+    def namings(self) -> tuple[BlockNaming, ...]:
+        """Every naming in the fleet: a prompt needs a chain for each."""
+        return tuple(self._masks)
+
+    @property
+    def told(self) -> BlockIndex:
+        """What events told, to be read."""
+        return self._told
+
+    def levels(self, chains: Chains, prompt_tokens: int) -> list[tuple[int, int]]:
+        """Who holds how many of the prompt's tokens: (replicas as bits, tokens), the deepest last.
+
+        The last token is always computed, so of a prompt of whole blocks the last one is not counted.
+        """
+        levels: list[tuple[int, int]] = []
+        for naming, (telling, guessing) in self._masks.items():
+            keys = chains.get(naming)
+            most = (prompt_tokens - 1) // naming.block_tokens
+            if not keys or not most:
+                continue
+            for index, wanted in ((self._told, telling), (self._guessed, guessing)):
+                if wanted:
+                    for mask, blocks in index.levels(keys):
+                        if mask & wanted:
+                            levels.append((mask & wanted, min(blocks, most) * naming.block_tokens))
+        levels.sort(key=_tokens)
+        return levels
+
+    def state(self, replica: int) -> BlockState:
+        """For reports."""
+        source, told = self._sources[replica], self._told
+        return BlockState(
+            naming=source.naming.described(),
+            telling=source.telling,
+            translated=source.names is not None and source.events > 0,
+            events=source.events,
+            held_blocks=told.held(replica),
+            announced=source.announced,
+            unannounced=source.unannounced + len(source.pending),
+            unknown_parents=told.unknown_parents[replica],
+            unknown_removals=told.unknown_removals[replica],
+            unnamed=0 if source.names is None else source.names.unnamed,
+            overflows=told.overflows[replica],
+            other_groups=source.other_groups,
+        )
+
+    # --- a request's life -----------------------------------------------------------------------
+
+    def sent(self, replica: int, chains: Chains, matched_tokens: int) -> Expectation | None:
+        """A request goes to ``replica``, which is believed to hold ``matched_tokens``: expect the rest."""
+        source = self._sources[replica]
+        keys = chains.get(source.naming)
+        if not keys:
+            return None
+        self._guessed.insert(replica, keys)
+        before = matched_tokens // source.naming.block_tokens
+        told = keys[before : before + EXPECTED_BLOCKS] if source.events else ()
+        if told:
+            self._told.expect(replica, told)
+        return Expectation(replica, keys, before, told)
+
+    def over(self, expectation: Expectation, *, computed: bool) -> None:
+        """The request is over; ``computed``: its prompt was, so its blocks should have been announced."""
+        replica, told = expectation.replica, expectation.told
+        if told:
+            self._told.settle(replica, told)
+        if not computed:
+            self._guessed.truncate(replica, expectation.keys, expectation.blocks_before)
+        elif told and self._sources[replica].answered(
+            told[0], lambda name: self._told.holds(replica, name), self._noticed(replica)
+        ):
+            self._sort()
+
+    # --- what replicas tell ---------------------------------------------------------------------
+
+    def stored(self, replica: int, event: BlocksStored) -> int:
+        """The replica announced blocks; how many of them are new on that tier."""
+        source = self._sources[replica]
+        if event.group:
+            source.other_groups += 1
+            return 0
+        self._heard(source)
+        if not self._names_matter:
+            return self._told.stored(replica, event.block_hashes, event.parent_hash, event.medium)
+        if source.check(event, self._noticed(replica)):
+            self._renamed(replica)
+        overflows = self._told.overflows[replica]
+        new = self._told.stored(replica, *source.stored(event), event.medium)
+        if self._told.overflows[replica] != overflows:
+            source.forget()
+        return new
+
+    def removed(self, replica: int, event: BlocksRemoved) -> int:
+        """The replica announced what it removed; how many blocks are gone from that tier."""
+        source = self._sources[replica]
+        if event.group:
+            source.other_groups += 1
+            return 0
+        self._heard(source)
+        hashes = source.removed(event) if self._names_matter else event.block_hashes
+        return self._told.removed(replica, hashes, event.medium)
+
+    def _heard(self, source: BlockSource) -> None:
+        source.events += 1
+        if source.events == 1:
+            source.telling = True
+            self._sort()
+
+    def cleared(self, replica: int) -> None:
+        """The replica holds nothing any more: it said so, or it restarted."""
+        self.missed(replica)
+        self._guessed.clear(replica)
+
+    def missed(self, replica: int) -> None:
+        """Events were lost for good: what was told cannot be trusted and is learned anew."""
+        self._told.cleared(replica)
+        self._sources[replica].forget()
+
+    def blocks_reported(self, replica: int, block_tokens: int | None, algorithm: str | None) -> None:
+        """The replica's own report names its block size and hash algorithm."""
+        if self._sources[replica].reported(block_tokens, algorithm, self._noticed(replica)):
+            self._renamed(replica)
+
+    def set_capacity(self, replica: int, tokens: int) -> None:
+        """The replica's KV memory holds so many tokens."""
+        self._capacity_tokens[replica] = tokens
+        self._bound_guesses(replica)
+
+    def _renamed(self, replica: int) -> None:
+        """The replica's blocks have other names now; what was known under the old ones is lost."""
+        self.cleared(replica)
+        self._bound_guesses(replica)
+        self._sort()
+
+    def _bound_guesses(self, replica: int) -> None:
+        size = self._sources[replica].naming.block_tokens
+        self._guessed.set_capacity(replica, max(1, self._capacity_tokens[replica] // size))
+
+    def _noticed(self, replica: int) -> Callable[[str], None]:
+        return lambda text: self.notices.append((replica, text))
+
+    def _sort(self) -> None:
+        """By naming: the replicas whose events count and those whose cache is guessed, as bits."""
+        masks: dict[BlockNaming, tuple[int, int]] = {}
+        for replica, source in enumerate(self._sources):
+            telling, guessing = masks.get(source.naming, (0, 0))
+            bit = 1 << replica
+            masks[source.naming] = (telling | bit, guessing) if source.telling else (telling, guessing | bit)
+        self._masks = masks
+
+    def check_invariants(self) -> None:
+        """Raise ``AssertionError`` if any part disagrees with itself. O(everything)."""
+        self._told.check_invariants()
+        self._guessed.check_invariants()
+        for replica, source in enumerate(self._sources):
+            telling, guessing = self._masks[source.naming]
+            assert bool(telling >> replica & 1) == source.telling
+            assert bool(guessing >> replica & 1) != source.telling
+            assert (source.names is not None) == (source.naming.scheme == "tokens")
+
+
+def _tokens(level: tuple[int, int]) -> int:
+    return level[1]
