@@ -150,9 +150,11 @@ class RadixTree:
         return node
 
     def keep_child(self, child: Node) -> None:
-        """Pin a node too whose parent the caller keeps."""
+        """Pin a node too whose parent the caller keeps: its content was stored once more."""
         assert child.parent is not None
         self._pin(child)
+        child.uses += 1
+        child.lost = 0
         child.last_use = child.parent.last_use
 
     def unpin(self, node: Node) -> None:
