@@ -186,16 +186,23 @@ class BlockPool:
     # Checks
 
     def stranded_blocks(self) -> int:
-        """Cached blocks that no walk can reach, because no cached block is left of the prefix before them.
+        """Cached blocks that no walk can reach, because some block of the prefix before them is gone.
 
         Tail-before-head reuse keeps this at 0. O(pool).
         """
-        reachable = {block.identity for block in self.blocks if block.key is not None}
-        return sum(
-            1
-            for block in self.blocks
-            if block.key is not None and isinstance(block.parent, int) and block.parent not in reachable
-        )
+        cached = 0
+        after: dict[Identity, list[Block]] = {}
+        for block in self.blocks:
+            if block.key is not None:
+                cached += 1
+                after.setdefault(block.parent, []).append(block)
+        reached = [block for parent, blocks in after.items() if isinstance(parent, bytes) for block in blocks]
+        walked = {block.parent for block in reached}
+        for block in reached:  # grows as it is read
+            if block.identity not in walked:
+                walked.add(block.identity)
+                reached += after.get(block.identity, ())
+        return cached - len(reached)
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless queue, counts, map and identities agree. O(pool); for tests."""
