@@ -30,7 +30,7 @@ class AnyOrder(PrefixCache):
 def conversations(cache, turns=600):
     """Four growing conversations over one system prompt take turns in memory for half of them.
 
-    Returns the share of prompt tokens that were hit, and of memory that was stranded, on average and at worst.
+    Returns the share of prompt tokens that were hit, and the share of memory stranded, mean and worst.
     """
     rng = random.Random(3)
     texts = [[*range(64), 1_000 + number] for number in range(4)]
