@@ -192,20 +192,23 @@ class ModelShape:
         """The output layer, once per token that is sampled."""
         return 2.0 * self.vocab * self.hidden
 
-    def attention_flops(self, context_tokens: float) -> float:
-        """Scores and weighted values of one token that attends to ``context_tokens`` tokens.
+    @property
+    def attention_layer_flops(self) -> float:
+        """Of one token, one layer and one token attended to.
 
-        Per layer and head ``2 * head_dim`` for the scores and as much for the values, per token attended to.
+        ``2 * head_dim`` a head for the score and as much for the weighted value.
         """
+        width = float(self.head_dim)
         if self.latent is not None:
-            mla = self.latent
-            width = (mla.nope_dim + mla.rope_dim + mla.value_dim) / 2.0
-        else:
-            width = float(self.head_dim)
+            width = (self.latent.nope_dim + self.latent.rope_dim + self.latent.value_dim) / 2.0
+        return 4.0 * self.heads * width
+
+    def attention_flops(self, context_tokens: float) -> float:
+        """Scores and weighted values of one token that attends to ``context_tokens`` tokens."""
         seen = self.full_layers * context_tokens
         if self.window_tokens is not None:
             seen += self.windowed_layers * min(context_tokens, self.window_tokens)
-        flops = 4.0 * self.heads * width * seen
+        flops = self.attention_layer_flops * seen
         if self.state is not None:  # decay, update and read of the state: about 3 multiply-adds an element
             state = self.state
             flops += 6.0 * state.layers * state.heads * state.key_dim * state.value_dim
