@@ -132,6 +132,7 @@ class Exchange:
         else:
             self._waiting = outcome
             service.hold_began()
+        service.send_released(now)
 
     def hold_ended(self, flight: InFlight | None, now: float) -> None:
         """The request waited in the router until now; without a ``flight`` no replica is left for it."""
@@ -195,6 +196,7 @@ class Exchange:
             return False
         service.counters.retries += 1
         self._begin(service.fleet.sent(self._prompt, decision, now), now)
+        service.send_released(now)
         return True
 
     # --- the answer ------------------------------------------------------------------------------
@@ -343,7 +345,7 @@ class Exchange:
         now = self._service.clock()
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
-            self._service.fleet.dropped(waiting, now)
+            self._service.drop_waiting(waiting, now)
         if self._attempt is not None:
             self._attempt.cancelled(now)
 

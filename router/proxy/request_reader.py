@@ -94,7 +94,7 @@ class RequestReader:
     def _read_known_head(self) -> tuple[RequestHead, int] | None:
         """The head, if it is the last one again with perhaps another length."""
         head, buffer, before = self._known_head, self.buffer, self._before_length
-        if head is None or not buffer.startswith(before):
+        if head is None or self._fed or not buffer.startswith(before):
             return None
         after = self._after_length
         if after is None:

@@ -10,6 +10,7 @@ from router.proxy.replica_pool import ReplicaPool
 from router.proxy.router_error import RouterError
 from router.proxy.settings import ProxySettings, proxy_settings
 from router.routing.fleet import Fleet
+from router.routing.hold import Held
 from router.routing.in_flight import Usage
 from router.routing.replica_state import ReplicaState
 from router.routing.retry import RetryBudget, RetrySettings
@@ -61,6 +62,16 @@ class Service:
         while outbox:
             held = outbox.pop(0)
             held.context.hold_ended(held.flight, now)
+
+    def drop_waiting(self, held: Held, now: float) -> None:
+        """A request that waits in the router is over."""
+        fleet = self.fleet
+        if held in fleet.outbox:  # its turn had come, but nobody has looked yet
+            fleet.outbox.remove(held)
+            if held.flight is not None:
+                fleet.cancelled(held.flight, now)
+        else:
+            fleet.dropped(held, now)
 
     def new_request_id(self) -> bytes:
         """Unique among all routers, and cheap."""

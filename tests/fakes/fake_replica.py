@@ -8,12 +8,17 @@ counted, so that a test can wait for what must happen instead of sleeping.
 import asyncio
 import json
 import socket
+import ssl
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 Plan = Sequence["Step"]
+
+
+_GONE = (ConnectionError, RuntimeError)
+"""What writing to a connection that the router broke raises; uvloop's transports raise the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +206,7 @@ class FakeReplica:
     port: int = 0
     close_idle: bool = False
     """Close the connection after each whole answer, without announcing it (the keep-alive race)."""
+    tls: ssl.SSLContext | None = None
     _server: asyncio.Server | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -208,12 +214,12 @@ class FakeReplica:
     @property
     def url(self) -> str:
         """Where the router finds it."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http{'s' if self.tls else ''}://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
         """Listen; on the port it had, after a ``kill``."""
         self._server = await asyncio.start_server(
-            self._accept, "127.0.0.1", self.port, limit=1 << 26, reuse_address=True
+            self._accept, "127.0.0.1", self.port, limit=1 << 26, reuse_address=True, ssl=self.tls
         )
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -257,7 +263,7 @@ class FakeReplica:
                     plan = self.default(request) if callable(self.default) else self.default
                 if not await self._follow(plan, reader, writer) or self.close_idle:
                     return
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (*_GONE, asyncio.IncompleteReadError):
             pass
         finally:
             self.open_connections -= 1
@@ -272,7 +278,7 @@ class FakeReplica:
         steps = loop.create_task(self._steps(plan, writer))
         try:
             await asyncio.wait({router_left, steps}, return_when=asyncio.FIRST_COMPLETED)
-            if not steps.done() or isinstance(steps.exception(), ConnectionError):
+            if not steps.done() or isinstance(steps.exception(), _GONE):
                 self.aborted += 1
                 return False
             return steps.result()

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import random
+import ssl
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -98,12 +100,13 @@ def with_rig(
     stop_s: float = 2.0,
     listen: str = "127.0.0.1:0",
     model: str | None = None,
+    tls: ssl.SSLContext | None = None,
     **config: Any,
 ) -> Rig:
     """Run ``scenario`` against a fresh router; then everything must be released."""
     config.setdefault("policy", {"kind": "round_robin"})
     config.setdefault("seed", 1)
-    return uvloop.run(_run(scenario, replicas, stop_s, listen, model, config))
+    return uvloop.run(_run(scenario, replicas, stop_s, listen, model, tls, config))
 
 
 async def _run(
@@ -112,14 +115,15 @@ async def _run(
     stop_s: float,
     listen: str,
     model: str | None,
+    tls: ssl.SSLContext | None,
     keys: dict[str, Any],
 ) -> Rig:
-    faults: list[object] = []
+    faults: list[str] = []
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: faults.append(context))
+    loop.set_exception_handler(lambda _, context: faults.append(_described(context)))
     errors = _ErrorLog()
     logging.getLogger("warmroute").addHandler(errors)
-    fakes = [FakeReplica() for _ in range(count)]
+    fakes = [FakeReplica(tls=tls) for _ in range(count)]
     for fake in fakes:
         await fake.start()
     urls = [{"url": fake.url, **({"model": model} if model else {})} for fake in fakes]
@@ -142,6 +146,12 @@ async def _run(
     assert not faults, faults
     assert not errors.records, [record.getMessage() for record in errors.records]
     return rig
+
+
+def _described(context: dict[str, Any]) -> str:
+    exception = context.get("exception")
+    trace = "".join(traceback.format_exception(exception)) if exception is not None else ""
+    return f"{context['message']}\n{trace}"
 
 
 class _ErrorLog(logging.Handler):
