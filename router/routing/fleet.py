@@ -1,7 +1,7 @@
 """The fleet: every replica's state, and the past-tense events that change it.
 
 The proxy and the simulator raise the same events: ``sent``, ``first_token``, ``finished``, ``failed``,
-``cancelled``, ``load_reported``, the probes' and the operator's. Between reading and changing there is no
+``cancelled``, ``load_reported``, ``blocks_stored`` and the other KV events, the probes' and the operator's. Between reading and changing there is no
 ``await``, so nothing here needs a lock. Time comes in as ``now`` (seconds, any monotonic clock).
 """
 
@@ -10,14 +10,15 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+from replica.contract.kv_events import BlocksRemoved, BlocksStored
 from replica.contract.load_report import LoadReport
-from router.routing.calibration import FleetSpeed, ReplicaCost, TokenRatio
+from router.routing.cache_beliefs import CacheBeliefs
+from router.routing.calibration import FleetSpeed, ReplicaCost
 from router.routing.decision import Assessment, Decision, NoReplica, Reason
 from router.routing.health import Health, HealthSettings, HealthState
 from router.routing.hold import Held
 from router.routing.in_flight import InFlight, Usage
 from router.routing.ledger import UTILIZATION_REFRESH_S, Booking
-from router.routing.prefix_index import PrefixIndex
 from router.routing.prompt_blocks import TEXT_LAYOUT, BlockLayout, Prompt
 from router.routing.replica_state import ReplicaSpec, ReplicaState
 from router.routing.retry import Failure
@@ -28,8 +29,6 @@ from router.routing.view import MatchedTokens, Policy, RoutingRequest
 
 DEADLINE_SLOS = 2.0
 """A held request goes first once it has waited so many times its allowed time to first token."""
-MIN_CREDIT_TOKENS = 512
-"""Believed hits below this are too short to tell a restarted replica by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,8 @@ class FleetSettings:
     """Reply length assumed before any was seen."""
     hold: bool = False
     """Requests wait in the router while their replica has one without a first token (``hold.py``)."""
+    exact: bool = False
+    """Prompts read token by token will come (``exact_index.py``)."""
     health: HealthSettings = field(default_factory=HealthSettings)
 
 
@@ -68,12 +69,16 @@ class Fleet:
             ReplicaState(index, spec, Health(settings.health), ReplicaCost(self.speed))
             for index, spec in enumerate(replicas)
         ]
-        self.token_ratio = TokenRatio(tokens_per_unit)
-        self._learn_ratio = layout is TEXT_LAYOUT
-        self.index = PrefixIndex(
-            len(self.replicas), layout, int(settings.default_capacity_tokens / tokens_per_unit)
+        self.caches = CacheBeliefs(
+            [replica.spec.blocks for replica in self.replicas],
+            layout=layout,
+            tokens_per_unit=tokens_per_unit,
+            capacity_tokens=settings.default_capacity_tokens,
+            use_index=use_index,
+            exact=settings.exact,
         )
-        self._use_index = use_index
+        self.index, self.token_ratio = self.caches.text, self.caches.token_ratio
+        self._learn_ratio = layout is TEXT_LAYOUT
         self._roster = Roster(self.replicas)
         self._shortlist = Shortlist(self.replicas, rng or random.Random(0))
         self.traffic = Traffic(settings.slo_ttft_s, settings.slo_tpot_s, settings.expected_output_tokens)
@@ -96,7 +101,7 @@ class Fleet:
         """Where ``prompt`` goes. Changes nothing but the arrival rate; raises ``NoReplica``."""
         found = self._roster.candidates(prompt.model, tried)
         self._expect_first_tokens(now)
-        levels = self._levels(prompt)
+        levels = self.caches.levels(prompt)
         request = self._request(prompt, now, session, levels)
         candidates: Sequence[ReplicaState] = found.replicas
         if len(candidates) > PRICE_ALL_UP_TO and self.policy.samples:
@@ -115,27 +120,16 @@ class Fleet:
         """The decision, what every candidate would cost, and the figures behind the prices."""
         candidates = self._roster.candidates(prompt.model, ()).replicas
         self._expect_first_tokens(now)
-        request = self._request(prompt, now, session, self._levels(prompt))
+        request = self._request(prompt, now, session, self.caches.levels(prompt))
         assessments = self.policy.assess(request, candidates)
         if len(candidates) == 1:
             return self._only(request, candidates[0]), assessments, request
         return self.policy.choose(request, candidates), assessments, request
 
-    def _levels(self, prompt: Prompt) -> list[tuple[int, int]]:
-        """Who holds how many tokens of the prompt: (replicas as bits, tokens), the deepest last."""
-        if not self._use_index or not prompt.keys:
-            return []
-        ratio, end = self.token_ratio.tokens_per_unit, prompt.layout.end
-        # The last token is always computed, so a hit is never the whole prompt.
-        most = max(0, int(prompt.units * ratio) - 1)
-        return [
-            (mask, min(most, int(end(blocks) * ratio))) for mask, blocks in self.index.levels(prompt.keys)
-        ]
-
     def _request(
         self, prompt: Prompt, now: float, session: str | None, levels: list[tuple[int, int]]
     ) -> RoutingRequest:
-        ratio = self.token_ratio.tokens_per_unit
+        ratio = self.caches.tokens_per_unit(prompt)
         count = len(self.replicas)
         matched: Sequence[int]
         if count > PRICE_ALL_UP_TO:
@@ -211,13 +205,13 @@ class Fleet:
         replica = self.replicas[decision.replica]
         if not self.settings.hold or self._may_send(replica, decision.prefill_s):
             return self.sent(prompt, decision, now)
-        tokens = max(1, int(prompt.units * self.token_ratio.tokens_per_unit))
+        tokens = max(1, int(prompt.units * self.caches.tokens_per_unit(prompt)))
         allowed = self.settings.slo_ttft_s + replica.cost.prefill_s(tokens, 0)
         held = Held(prompt, decision, decision.prefill_s, now + DEADLINE_SLOS * allowed, session, context)
         replica.held.add(held)
         self.held += 1
-        if self._use_index and prompt.keys:
-            self.index.insert(replica.index, prompt.keys)  # its siblings should come here, too
+        # Its siblings should come here, too.
+        held.expectation = self.caches.sent(replica.index, prompt, decision.matched_tokens)
         return held
 
     @staticmethod
@@ -241,6 +235,7 @@ class Fleet:
                 return
             queue.remove(held)
             self.held -= 1
+            self._hold_ended(held)
             held.flight = self.sent(held.prompt, held.decision, now)
             self.outbox.append(held)
 
@@ -249,6 +244,7 @@ class Fleet:
         while (held := replica.held.next(now)) is not None:
             replica.held.remove(held)
             self.held -= 1
+            self._hold_ended(held)
             try:
                 held.decision = self.decide(held.prompt, now, session=held.session)
                 held.flight = self.sent(held.prompt, held.decision, now)
@@ -261,7 +257,16 @@ class Fleet:
         replica = self.replicas[held.decision.replica]
         replica.held.remove(held)
         self.held -= 1
-        self._withdraw(replica, held.prompt, held.decision)
+        self.caches.withdrawn(replica.index, held.prompt, held.decision.matched_tokens, held.expectation)
+
+    def _hold_ended(self, held: Held) -> None:
+        """It goes out now, and is expected anew where it goes."""
+        expectation = held.expectation
+        if expectation is not None:
+            held.expectation = None
+            self.caches.withdrawn(
+                held.decision.replica, held.prompt, held.decision.matched_tokens, expectation
+            )
 
     def tick(self, now: float) -> None:
         """Time passed: requests that are not streamed may have made room, silent replicas are given up on.
@@ -280,7 +285,7 @@ class Fleet:
     def sent(self, prompt: Prompt, decision: Decision, now: float) -> InFlight:
         """The request goes to ``decision.replica``: its work is booked, its blocks will be there."""
         replica = self.replicas[decision.replica]
-        tokens = max(1, int(prompt.units * self.token_ratio.tokens_per_unit))
+        tokens = max(1, int(prompt.units * self.caches.tokens_per_unit(prompt)))
         expected_output = self._expected_output(prompt)
         if replica.ledger.queued == 0:
             replica.cost.prefill_started(now)
@@ -288,13 +293,12 @@ class Fleet:
         booking = replica.ledger.book(
             decision.prefill_s, tokens - decision.matched_tokens, int(expected_output), now
         )
-        flight = InFlight(prompt, decision, replica, booking, now)
+        expectation = self.caches.sent(replica.index, prompt, decision.matched_tokens)
+        flight = InFlight(prompt, decision, replica, booking, now, expectation)
         self._sent += 1
         replica.requests += 1
         if not prompt.stream:
             heappush(self._unseen_first_tokens, (replica.ledger.free_at, self._sent, flight))
-        if self._use_index and prompt.keys:
-            self.index.insert(replica.index, prompt.keys)
         if decision.reason is not Reason.RETRY:
             self.traffic.arrived(now, decision.prefill_s + decision.saved_s)
             self.saved_s += decision.saved_s
@@ -323,9 +327,14 @@ class Fleet:
         if not replica.ledger.release(flight.booking, now):
             return
         if was_queued:
-            replica.cost.prefill_abandoned(now, replica.ledger.queued)
+            # Over before its first token was predicted: its prefill took no longer than all of it.
+            replica.cost.prefill_finished(
+                now, flight.booking.new_tokens, flight.decision.matched_tokens, replica.ledger.queued
+            )
             self._send_held(replica, now)
         self._request_succeeded(replica)
+        if flight.expectation is not None:
+            self.caches.computed(flight.expectation)
         if usage is None:
             return
         if usage.output_tokens is not None:
@@ -335,22 +344,19 @@ class Fleet:
                 # a step by 1 - utilization, so what is learned must be the step without the stalls.
                 decoding_s = (now - flight.first_token_at) * (1.0 - replica.ledger.utilization(now))
                 replica.cost.decoded(decoding_s, usage.output_tokens - 1, sequences)
-        if usage.prompt_tokens is not None and self._learn_ratio:
+        if usage.prompt_tokens is not None and self._learn_ratio and flight.prompt.chains is None:
             self.token_ratio.learn(usage.prompt_tokens, flight.prompt.units)
         if usage.cached_tokens is not None and usage.prompt_tokens is not None:
-            self._check_credit(flight, usage.prompt_tokens, usage.cached_tokens)
+            matched = flight.decision.matched_tokens
+            replica.credit.answered(matched, usage.cached_tokens)
+            self.caches.answered(
+                replica.index, flight.prompt, matched, usage.prompt_tokens, usage.cached_tokens
+            )
 
     def _request_succeeded(self, replica: ReplicaState) -> None:
         if replica.health.state is not HealthState.HEALTHY:
             self._roster.changed()
         replica.health.request_succeeded()
-
-    def _check_credit(self, flight: InFlight, prompt_tokens: int, cached_tokens: int) -> None:
-        """Nothing cached where much was believed: the replica lost its cache (restart, reset)."""
-        matched = flight.decision.matched_tokens
-        if cached_tokens == 0 and matched >= MIN_CREDIT_TOKENS and matched >= prompt_tokens // 2:
-            self.index.clear(flight.replica.index)
-            self.index.insert(flight.replica.index, flight.prompt.keys)
 
     def failed(self, flight: InFlight, now: float, failure: Failure) -> None:
         """The attempt failed by the replica's fault; what it was believed to store is withdrawn."""
@@ -359,7 +365,7 @@ class Fleet:
             return
         if failure is Failure.CONNECT:
             replica.health.connect_failed(now)
-            self.index.clear(replica.index)  # nobody is there: its cache is gone with it
+            self.caches.unreachable(replica.index)
         elif failure is not Failure.BUSY:  # busy is not broken
             replica.health.request_failed(now)
         self._health_changed(replica, now)
@@ -392,15 +398,12 @@ class Fleet:
             replica.cost.prefill_abandoned(now, replica.ledger.queued)
             if not replica.ledger.queued:
                 self._shortlist.became_idle(replica.index)
-            self._withdraw(replica, flight.prompt, flight.decision)
+            self.caches.withdrawn(
+                replica.index, flight.prompt, flight.decision.matched_tokens, flight.expectation
+            )
+        elif flight.expectation is not None:
+            self.caches.computed(flight.expectation)
         return True
-
-    def _withdraw(self, replica: ReplicaState, prompt: Prompt, decision: Decision) -> None:
-        if not self._use_index or not prompt.keys:
-            return
-        ratio = self.token_ratio.tokens_per_unit
-        blocks = prompt.layout.blocks(int((decision.matched_tokens + 1) / ratio))
-        self.index.truncate(replica.index, prompt.keys, blocks)
 
     # --- what replicas tell, what the operator wants ---------------------------------------------
 
@@ -408,9 +411,26 @@ class Fleet:
         """A replica's own gauges. They bound the index; they never replace the ledger."""
         state = self.replicas[replica]
         state.reported(report)
-        if report.capacity_tokens and report.capacity_tokens != state.kv_tokens:
+        new_capacity = report.capacity_tokens is not None and report.capacity_tokens != state.kv_tokens
+        if new_capacity:
             state.kv_tokens = report.capacity_tokens
-            self.index.set_capacity(replica, int(report.capacity_tokens / self.token_ratio.tokens_per_unit))
+        self.caches.reported(replica, report, new_capacity=new_capacity)
+
+    def blocks_stored(self, replica: int, event: BlocksStored) -> None:
+        """The replica's KV event: blocks that can be hit there from now on."""
+        self.caches.blocks_stored(replica, event)
+
+    def blocks_removed(self, replica: int, event: BlocksRemoved) -> None:
+        """The replica's KV event: blocks that can no longer be hit there."""
+        self.caches.blocks_removed(replica, event)
+
+    def cache_cleared(self, replica: int) -> None:
+        """The replica's KV event, or its restart was seen: nothing can be hit there."""
+        self.caches.cache_cleared(replica)
+
+    def events_missed(self, replica: int) -> None:
+        """KV events of the replica were lost and could not be had again."""
+        self.caches.events_missed(replica)
 
     def probe_succeeded(self, replica: int, now: float) -> None:
         """The replica answered its probe."""
@@ -432,7 +452,7 @@ class Fleet:
         state = self.replicas[replica]
         if refused:
             state.health.connect_failed(now)
-            self.index.clear(replica)
+            self.caches.unreachable(replica)
         else:
             state.health.probe_failed(now)
         state.probed = True

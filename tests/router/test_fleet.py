@@ -230,6 +230,17 @@ def test_prefill_speed_is_learned_per_replica() -> None:
     assert other.prefill_factor == pytest.approx(3.0, rel=0.1)
 
 
+def test_answers_that_are_not_streamed_teach_that_prefill_is_fast() -> None:
+    """A replica much faster than the prior, no streams: predictions must come down all the same."""
+    fleet, now = make_fleet(1), 0.0
+    for name in range(60):
+        flight = send(fleet, prompt(*range(name * 100, name * 100 + 60), stream=False), now)
+        now += 0.002
+        fleet.finished(flight, now, Usage(963, 1, 0))
+        now += 1.0
+    assert fleet.replicas[0].cost.prefill_s(963, 0) < 0.003
+
+
 events = st.lists(
     st.tuples(
         st.sampled_from(["send", "first", "finish", "fail", "refuse", "cancel", "drop", "probe"]),
