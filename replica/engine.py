@@ -1,0 +1,276 @@
+"""The engine: ``step()`` schedules a batch, runs it through the model, commits it, and tells what is new."""
+
+import random
+from dataclasses import dataclass, field
+
+import torch
+
+from replica.batch import Batch, Work
+from replica.contract.kv_events import CacheEvent
+from replica.contract.load_report import LoadReport
+from replica.kv_cache.prefix_cache import PrefixCache
+from replica.model.load import LoadedModel
+from replica.model.reply_text import ReplyText
+from replica.model.runner import ModelRunner
+from replica.model.sampler import Draws
+from replica.model.sampling import Drawn, Sampling, StopRule
+from replica.scheduler import Scheduler, SchedulerLimits
+from replica.sequence import Sequence
+
+MOST_FAILED_STEPS = 3
+"""This many steps in a row in which the model fails for every row: the engine, not a request, is broken."""
+
+
+class EngineBroken(RuntimeError):
+    """The engine cannot compute any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Sizes of an engine. Tokens, unless named otherwise."""
+
+    kv_blocks: int
+    block_size: int = 16
+    max_running: int = 32
+    """Sequences in one step."""
+    max_batched_tokens: int = 512
+    max_model_len: int = 8192
+    prefix_caching: bool = True
+    batch_invariant: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to generate."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    stops: StopRule = field(default_factory=StopRule)
+    skip_special_tokens: bool = True
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one step added to a reply. ``finish_reason`` is set in a request's last one."""
+
+    request_id: str
+    text: str
+    tokens: tuple[Drawn, ...]
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens whose KV was found in the prefix cache."""
+    output_tokens: int
+    """Tokens generated so far."""
+    finish_reason: str | None = None
+    """stop, length, abort or error."""
+    stop_reason: str | int | None = None
+    """The stop string or stop token that ended it; ``None`` for the model's own end token."""
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class _Reply:
+    """What the engine keeps of a request beside the scheduler's sequence."""
+
+    request: Request
+    sequence: Sequence
+    draws: Draws
+    text: ReplyText
+    unsent: list[Drawn] = field(default_factory=list)
+
+
+class Engine:
+    """A model behind a scheduler. Not thread-safe: one thread calls everything."""
+
+    def __init__(self, model: LoadedModel, limits: EngineLimits, seed: int = 0) -> None:
+        """``seed`` is where requests without a seed of their own get theirs from."""
+        self.limits = limits
+        self._runner = ModelRunner(
+            model,
+            blocks=limits.kv_blocks,
+            block_size=limits.block_size,
+            max_batched_tokens=limits.max_batched_tokens,
+            batch_invariant=limits.batch_invariant,
+        )
+        self._scheduler = Scheduler(
+            PrefixCache(limits.kv_blocks, limits.block_size, enabled=limits.prefix_caching),
+            SchedulerLimits(
+                max_running=limits.max_running,
+                max_batched_tokens=limits.max_batched_tokens,
+                max_model_len=limits.max_model_len,
+            ),
+        )
+        self._tokenizer = model.tokenizer
+        self._seeds = random.Random(seed)
+        self._replies: dict[str, _Reply] = {}
+        self._failed_steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Some request waits or runs."""
+        return self._scheduler.has_work
+
+    @property
+    def preemptions(self) -> int:
+        """Counter: how often a running request lost its blocks and had to recompute."""
+        return self._scheduler.preemptions
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: it can never run here (RequestTooLong), or its id is in use.
+        """
+        sequence = Sequence(request.request_id, request.prompt, request.max_tokens, priority=request.priority)
+        self._scheduler.add(sequence)
+        stops = request.stops
+        self._replies[request.request_id] = _Reply(
+            request,
+            sequence,
+            Draws(
+                request.sampling,
+                self._seeds.getrandbits(63),
+                stops.end_ids | stops.stop_ids,
+                stops.min_tokens,
+            ),
+            ReplyText(self._tokenizer, stops, skip_special_tokens=request.skip_special_tokens),
+        )
+
+    def abort(self, request_id: str) -> None:
+        """End a request now and free its blocks; nothing if it is over already."""
+        self._scheduler.abort(request_id)
+        self._replies.pop(request_id, None)
+
+    def step(self) -> list[Delta]:
+        """Run one batch; what it added, per request that has something to tell.
+
+        Raises:
+            EngineBroken: several steps in a row failed as a whole.
+        """
+        batch = self._scheduler.schedule()
+        if batch.empty:
+            return []
+        drawn, failed = self._run(batch)
+        deltas = [self._fail(request_id, message) for request_id, message in failed.items()]
+        # A failed request left the scheduler; commit drops its row and so publishes none of its blocks.
+        self._scheduler.commit(batch, {name: token.token for name, token in drawn.items()})
+        for request_id, token in drawn.items():
+            delta = self._advance(self._replies[request_id], token)
+            if delta is not None:
+                deltas.append(delta)
+        return deltas
+
+    def load(self) -> LoadReport:
+        """Gauges and counters of scheduler and cache."""
+        return self._scheduler.load()
+
+    def take_events(self) -> list[CacheEvent]:
+        """Cache events since the last call, in order."""
+        return self._scheduler.take_events()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False, changing nothing, while requests run."""
+        return self._scheduler.reset_cache()
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless scheduler, cache and replies agree; for tests."""
+        self._scheduler.check_invariants()
+        known = {s.request_id for s in (*self._scheduler.running, *self._scheduler.waiting)}
+        assert known == set(self._replies), "replies and sequences differ"
+
+    def _run(self, batch: Batch) -> tuple[dict[str, Drawn], dict[str, str]]:
+        """Tokens drawn and failures, by request. When the batch fails, each row is tried alone.
+
+        Trying again is safe: a row writes the same KV into the same blocks.
+        """
+        drawn: dict[str, Drawn] = {}
+        failed: dict[str, str] = {}
+        ran = 0
+        try:
+            works, logits = self._runner.run(batch)
+        except Exception:
+            for row in batch.rows:
+                try:
+                    works, logits = self._runner.run(Batch((row,), 0, 0, row.count))
+                except Exception as error:
+                    failed[row.sequence.request_id] = _message(error)
+                else:
+                    ran += 1
+                    self._draw(works, logits, drawn, failed)
+        else:
+            ran = len(batch.rows)
+            self._draw(works, logits, drawn, failed)
+        self._failed_steps = 0 if ran else self._failed_steps + 1
+        if self._failed_steps >= MOST_FAILED_STEPS:
+            raise EngineBroken(f"the last {self._failed_steps} steps failed: {next(iter(failed.values()))}")
+        return drawn, failed
+
+    def _draw(
+        self, works: tuple[Work, ...], logits: torch.Tensor, drawn: dict[str, Drawn], failed: dict[str, str]
+    ) -> None:
+        for row, work in enumerate(works):
+            sequence = work.sequence
+            try:
+                drawn[sequence.request_id] = self._replies[sequence.request_id].draws.draw(
+                    logits[row], sequence.token_ids, sequence.prompt_tokens
+                )
+            except Exception as error:
+                failed[sequence.request_id] = _message(error)
+
+    def _advance(self, reply: _Reply, drawn: Drawn) -> Delta | None:
+        """Take a committed token into the reply; ends the request when a stop rule says so."""
+        stops, sequence = reply.request.stops, reply.sequence
+        reply.unsent.append(drawn)
+        finish_reason: str | None = None
+        stop_reason: str | int | None = None
+        text = ""
+        if drawn.token in stops.end_ids or drawn.token in stops.stop_ids:
+            finish_reason = "stop"
+            stop_reason = drawn.token if drawn.token in stops.stop_ids else None
+        else:
+            text = reply.text.push(drawn.token)
+            if reply.text.stopped_by is not None:
+                finish_reason, stop_reason = "stop", reply.text.stopped_by
+            elif sequence.output_tokens >= reply.request.max_tokens:
+                finish_reason = "length"
+        if finish_reason is not None:
+            text += reply.text.close()
+            if finish_reason == "length" and reply.text.stopped_by is not None:
+                finish_reason, stop_reason = "stop", reply.text.stopped_by
+            self._scheduler.finish(sequence, finish_reason)
+            del self._replies[sequence.request_id]
+        elif not text:
+            return None
+        tokens, reply.unsent = tuple(reply.unsent), []
+        return Delta(
+            sequence.request_id,
+            text,
+            tokens,
+            sequence.prompt_tokens,
+            sequence.cached_tokens,
+            sequence.output_tokens,
+            finish_reason,
+            stop_reason,
+        )
+
+    def _fail(self, request_id: str, message: str) -> Delta:
+        reply = self._replies.pop(request_id)
+        sequence = reply.sequence
+        self._scheduler.finish(sequence, "error")
+        return Delta(
+            request_id,
+            "",
+            (),
+            sequence.prompt_tokens,
+            sequence.cached_tokens,
+            sequence.output_tokens,
+            finish_reason="error",
+            error=message,
+        )
+
+
+def _message(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

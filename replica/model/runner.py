@@ -1,0 +1,35 @@
+"""Runs a batch through the model: index tensors, forward pass, logits of the rows that sample."""
+
+import torch
+
+from replica.batch import Batch, Work
+from replica.model.decoder import Decoder
+from replica.model.load import LoadedModel
+from replica.model.paged_kv import PagedKv
+from replica.model.step_plan import plan_step
+
+
+class ModelRunner:
+    """A model and the memory of its KV blocks. Use it from one thread."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        blocks: int,
+        block_size: int,
+        max_batched_tokens: int,
+        batch_invariant: bool = False,
+    ) -> None:
+        dtype = model.weights.embedding.dtype
+        self._kv = PagedKv(model.shape, blocks, block_size, dtype)
+        self._decoder = Decoder(
+            model.shape, model.weights, self._kv, max_batched_tokens, batch_invariant=batch_invariant
+        )
+        self._dtype = dtype
+        self._batch_invariant = batch_invariant
+
+    def run(self, batch: Batch) -> tuple[tuple[Work, ...], torch.Tensor]:
+        """Compute and store KV of every row; the rows that sample, and their logits [rows, vocab] in fp32."""
+        plan = plan_step(batch, self._kv.block_size, self._dtype, batch_invariant=self._batch_invariant)
+        return plan.works, self._decoder.forward(plan)
