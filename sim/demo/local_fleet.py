@@ -72,7 +72,12 @@ async def start_replicas(
 
 def replica_config(plan: ReplicaPlan, port: int) -> dict[str, Any]:
     """The config file of a replica on loopback."""
-    return {"model": plan.model, "listen": f"127.0.0.1:{port}", "kv_tokens": plan.kv_tokens}
+    return {
+        "model": plan.model,
+        "listen": f"127.0.0.1:{port}",
+        "kv_tokens": plan.kv_tokens,
+        "threads": plan.threads,
+    }
 
 
 async def start_router(
