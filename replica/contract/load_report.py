@@ -21,3 +21,5 @@ class LoadReport:
     """Tokens the KV cache holds in all."""
     block_size: int | None = None
     """Tokens in a KV block."""
+    hash_algorithm: str | None = None
+    """How KV blocks are hashed: vLLM's "sha256", "sha256_cbor" and so on; ours is "warmroute"."""

@@ -130,6 +130,10 @@ class ExactIndex:
         levels.sort(key=_tokens)
         return levels
 
+    def telling(self, replica: int) -> bool:
+        """The replica's events come and are trusted."""
+        return self._sources[replica].telling
+
     def state(self, replica: int) -> BlockState:
         """For reports."""
         source, told = self._sources[replica], self._told
@@ -162,6 +166,12 @@ class ExactIndex:
         if told:
             self._told.expect(replica, told)
         return Expectation(replica, keys, before, told)
+
+    def guess(self, replica: int, chains: Chains) -> None:
+        """The replica has shown that it holds the whole prompt."""
+        keys = chains.get(self._sources[replica].naming)
+        if keys:
+            self._guessed.insert(replica, keys)
 
     def over(self, expectation: Expectation, *, computed: bool) -> None:
         """The request is over; ``computed``: its prompt was, so its blocks should have been announced."""

@@ -1,8 +1,9 @@
 """The fleet: every replica's state, and the past-tense events that change it.
 
 The proxy and the simulator raise the same events: ``sent``, ``first_token``, ``finished``, ``failed``,
-``cancelled``, ``load_reported``, ``blocks_stored`` and the other KV events, the probes' and the operator's. Between reading and changing there is no
-``await``, so nothing here needs a lock. Time comes in as ``now`` (seconds, any monotonic clock).
+``cancelled``, ``load_reported``, ``blocks_stored`` and the other KV events, the probes' and the operator's.
+Between reading and changing there is no ``await``, so nothing here needs a lock. Time comes in as ``now``
+(seconds, any monotonic clock).
 """
 
 import random

@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from router.routing.exact_index import Expectation
     from router.routing.in_flight import InFlight
 
 _prefill = attrgetter("prefill_s")
@@ -26,7 +27,7 @@ _deadline = attrgetter("deadline")
 class Held:
     """One request that waits in the router for its replica."""
 
-    __slots__ = ("context", "deadline", "decision", "flight", "prefill_s", "prompt", "session")
+    __slots__ = ("context", "deadline", "decision", "expectation", "flight", "prefill_s", "prompt", "session")
 
     def __init__(
         self, prompt: Any, decision: Any, prefill_s: float, deadline: float, session: str | None, context: Any
@@ -39,6 +40,8 @@ class Held:
         self.session = session
         self.context = context
         """The caller's, untouched."""
+        self.expectation: Expectation | None = None
+        """While it waits: what it will have stored, if its prompt was read token by token."""
         self.flight: InFlight | None = None
         """Set when it was sent; still ``None`` in the outbox when no replica is left for it."""
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from router.routing.decision import Decision
+from router.routing.exact_index import Expectation
 from router.routing.ledger import Booking
 from router.routing.prompt_blocks import Prompt
 from router.routing.replica_state import ReplicaState
@@ -20,10 +21,16 @@ class Usage:
 class InFlight:
     """Owned by the fleet, which alone changes it."""
 
-    __slots__ = ("booking", "decision", "first_token_at", "prompt", "replica", "sent_at")
+    __slots__ = ("booking", "decision", "expectation", "first_token_at", "prompt", "replica", "sent_at")
 
     def __init__(
-        self, prompt: Prompt, decision: Decision, replica: ReplicaState, booking: Booking, now: float
+        self,
+        prompt: Prompt,
+        decision: Decision,
+        replica: ReplicaState,
+        booking: Booking,
+        now: float,
+        expectation: Expectation | None = None,
     ) -> None:
         self.prompt = prompt
         self.decision = decision
@@ -31,6 +38,8 @@ class InFlight:
         self.booking = booking
         self.sent_at = now
         self.first_token_at: float | None = None
+        self.expectation = expectation
+        """What it will have stored, if its prompt was read token by token."""
 
     @property
     def over(self) -> bool:

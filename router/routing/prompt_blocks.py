@@ -8,13 +8,16 @@ A block's key is chained: it names the block and everything before it, in all 64
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import mmh3
 import orjson
+
+if TYPE_CHECKING:
+    from router.routing.block_naming import BlockNaming
 
 FIRST_BLOCK_BYTES = 256
 BLOCKS_PER_SIZE = 32
@@ -78,10 +81,12 @@ TEXT_LAYOUT = TextLayout()
 class Prompt:
     """What the router knows of one request before it chooses.
 
-    ``keys`` are the chained keys of whole blocks; ``units`` is the length of the whole prompt.
+    ``keys`` are the chained keys of whole blocks; ``units`` is the length of the whole prompt. Read token by
+    token it has ``chains``, the keys in every replica's own naming, ``units`` are tokens, and ``keys`` is one
+    of the chains.
     """
 
-    __slots__ = ("keys", "layout", "max_tokens", "model", "stream", "units")
+    __slots__ = ("chains", "keys", "layout", "max_tokens", "model", "stream", "units")
 
     def __init__(
         self,
@@ -92,6 +97,7 @@ class Prompt:
         model: str | None = None,
         stream: bool = False,
         max_tokens: int | None = None,
+        chains: "Mapping[BlockNaming, Sequence[int]] | None" = None,
     ) -> None:
         self.keys = keys
         self.units = units
@@ -99,6 +105,7 @@ class Prompt:
         self.model = model
         self.stream = stream
         self.max_tokens = max_tokens
+        self.chains = chains
 
 
 UNREADABLE = Prompt(keys=(), units=0)
@@ -146,7 +153,7 @@ def block_keys(text: bytes, root: int) -> list[int]:
 
 
 def read_prompt(body: bytes) -> Prompt:
-    """The prompt of an OpenAI request body; ``UNREADABLE`` when there is none to be found.
+    """The prompt of an OpenAI request body, as text; ``UNREADABLE`` when there is none to be found.
 
     Never raises: a body that is not what it should be is the replica's to refuse.
     """
@@ -154,14 +161,12 @@ def read_prompt(body: bytes) -> Prompt:
         request = orjson.loads(body)
     except orjson.JSONDecodeError:
         return UNREADABLE
-    if type(request) is not dict:
-        return UNREADABLE
-    model = request.get("model")
-    if type(model) is not str:
-        model = None
-    max_tokens = request.get("max_completion_tokens") or request.get("max_tokens")
-    if type(max_tokens) is not int or max_tokens < 1:
-        max_tokens = None
+    return text_prompt(request) if type(request) is dict else UNREADABLE
+
+
+def text_prompt(request: dict[str, Any]) -> Prompt:
+    """The prompt of a request as text. Never raises."""
+    model, max_tokens = request_limits(request)
     text = canonical_text(request)
     return Prompt(
         keys=block_keys(text, root_key(model)),
@@ -169,6 +174,16 @@ def read_prompt(body: bytes) -> Prompt:
         model=model,
         stream=request.get("stream") is True,
         max_tokens=max_tokens,
+    )
+
+
+def request_limits(request: dict[str, Any]) -> tuple[str | None, int | None]:
+    """The model a request names and the most tokens it wants, as far as they are what they should be."""
+    model = request.get("model")
+    max_tokens = request.get("max_completion_tokens") or request.get("max_tokens")
+    return (
+        model if type(model) is str else None,
+        max_tokens if type(max_tokens) is int and max_tokens > 0 else None,
     )
 
 

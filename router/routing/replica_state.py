@@ -1,9 +1,11 @@
 """One replica as the router knows it: its health, its ledger, what its work costs, what it told."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from replica.contract.load_report import LoadReport
+from router.routing.block_source import BlockSettings
 from router.routing.calibration import ReplicaCost
+from router.routing.credit import Credit
 from router.routing.health import Health, HealthState
 from router.routing.hold import HoldQueue
 from router.routing.ledger import Ledger
@@ -18,6 +20,8 @@ class ReplicaSpec:
     model: str | None = None
     weight: float = 1.0
     tags: tuple[str, ...] = ()
+    blocks: BlockSettings = field(default_factory=BlockSettings)
+    """What is known of its KV blocks."""
 
 
 class ReplicaState:
@@ -25,6 +29,7 @@ class ReplicaState:
 
     __slots__ = (
         "cost",
+        "credit",
         "draining",
         "health",
         "held",
@@ -50,6 +55,7 @@ class ReplicaState:
         self.held = HoldQueue()
         self.health = health
         self.cost = cost
+        self.credit = Credit()
         self.draining = False
         self.models: frozenset[str] | None = frozenset({spec.model}) if spec.model else None
         """Models it serves; ``None`` until it told."""

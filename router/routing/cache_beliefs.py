@@ -1,0 +1,135 @@
+"""What the replicas' caches are believed to hold: by text, by exact blocks, by what their events tell.
+
+A prompt read as text is looked up in the text index, one read token by token in the exact index. Both learn
+from what is sent and what comes back. KV events feed the exact index and, by how much they remove, correct
+the text index (``text_bridge``). Sizes cross this border in tokens.
+"""
+
+from collections.abc import Sequence
+
+from replica.contract.kv_events import BlocksRemoved, BlocksStored
+from replica.contract.load_report import LoadReport
+from router.routing.block_source import BlockSettings
+from router.routing.calibration import TokenRatio
+from router.routing.exact_index import ExactIndex, Expectation
+from router.routing.prefix_index import PrefixIndex
+from router.routing.prompt_blocks import BlockLayout, Prompt
+from router.routing.text_bridge import TextBridge
+
+MIN_CREDIT_TOKENS = 512
+"""Believed hits below this are too short to tell a restarted replica by."""
+
+
+class CacheBeliefs:
+    """Owned by the fleet, whose events change it."""
+
+    __slots__ = ("_bridge", "_use_index", "exact", "text", "token_ratio")
+
+    def __init__(
+        self,
+        blocks: Sequence[BlockSettings],
+        *,
+        layout: BlockLayout,
+        tokens_per_unit: float,
+        capacity_tokens: int,
+        use_index: bool,
+        exact: bool,
+    ) -> None:
+        """One ``blocks`` per replica. ``use_index=False``: nobody is ever believed to hold anything.
+
+        ``exact``: prompts read token by token will come, so the names in events matter.
+        """
+        self.token_ratio = TokenRatio(tokens_per_unit)
+        self.text = PrefixIndex(len(blocks), layout, int(capacity_tokens / tokens_per_unit))
+        self.exact = ExactIndex(blocks, capacity_tokens, names_matter=exact)
+        self._bridge = TextBridge(self.text, len(blocks))
+        self._use_index = use_index
+
+    def tokens_per_unit(self, prompt: Prompt) -> float:
+        """How many tokens a unit of this prompt's length stands for."""
+        return self.token_ratio.tokens_per_unit if prompt.chains is None else 1.0
+
+    def levels(self, prompt: Prompt) -> list[tuple[int, int]]:
+        """Who holds how many tokens of the prompt: (replicas as bits, tokens), the deepest last."""
+        if not self._use_index or not prompt.keys:
+            return []
+        if prompt.chains is not None:
+            return self.exact.levels(prompt.chains, prompt.units)
+        ratio, end = self.token_ratio.tokens_per_unit, prompt.layout.end
+        # The last token is always computed, so a hit is never the whole prompt.
+        most = max(0, int(prompt.units * ratio) - 1)
+        return [(mask, min(most, int(end(blocks) * ratio))) for mask, blocks in self.text.levels(prompt.keys)]
+
+    # --- a request's life -----------------------------------------------------------------------
+
+    def sent(self, replica: int, prompt: Prompt, matched_tokens: int) -> Expectation | None:
+        """The prompt's blocks will be there, ``matched_tokens`` of it already are. End what is returned."""
+        if self._use_index and prompt.keys:
+            if prompt.chains is not None:
+                return self.exact.sent(replica, prompt.chains, matched_tokens)
+            self.text.insert(replica, prompt.keys)
+        return None
+
+    def computed(self, expectation: Expectation) -> None:
+        """The request is over and its prompt was computed."""
+        self.exact.over(expectation, computed=True)
+
+    def withdrawn(
+        self, replica: int, prompt: Prompt, matched_tokens: int, expectation: Expectation | None
+    ) -> None:
+        """The request is over and nothing of its prompt was computed."""
+        if expectation is not None:
+            self.exact.over(expectation, computed=False)
+        elif self._use_index and prompt.keys and prompt.chains is None:
+            blocks = prompt.layout.blocks(int((matched_tokens + 1) / self.token_ratio.tokens_per_unit))
+            self.text.truncate(replica, prompt.keys, blocks)
+
+    def answered(self, replica: int, prompt: Prompt, matched: int, prompt_tokens: int, cached: int) -> None:
+        """``cached`` of ``prompt_tokens`` were in the cache, ``matched`` were believed to be.
+
+        Nothing where much was believed: the replica lost its cache (restart, reset). Events that are trusted
+        know better.
+        """
+        if cached or matched < MIN_CREDIT_TOKENS or matched < prompt_tokens // 2:
+            return
+        if prompt.chains is None:
+            self._bridge.cleared(replica)
+            self.text.insert(replica, prompt.keys)
+        elif not self.exact.telling(replica):
+            self.exact.cleared(replica)
+            self.exact.guess(replica, prompt.chains)
+
+    # --- what is heard of replicas --------------------------------------------------------------
+
+    def unreachable(self, replica: int) -> None:
+        """Nobody listens there: its cache is gone with it. (Trusted events will tell of the restart.)"""
+        self._bridge.cleared(replica)
+        if not self.exact.telling(replica):
+            self.exact.cleared(replica)
+
+    def reported(self, replica: int, report: LoadReport, *, new_capacity: bool) -> None:
+        """The replica's own gauges: how much it holds, in what blocks."""
+        if new_capacity and report.capacity_tokens:
+            self.text.set_capacity(replica, int(report.capacity_tokens / self.token_ratio.tokens_per_unit))
+            self.exact.set_capacity(replica, report.capacity_tokens)
+        self.exact.blocks_reported(replica, report.block_size, report.hash_algorithm)
+
+    def blocks_stored(self, replica: int, event: BlocksStored) -> None:
+        """The replica announced blocks."""
+        self.exact.stored(replica, event)
+
+    def blocks_removed(self, replica: int, event: BlocksRemoved) -> None:
+        """The replica announced what it removed."""
+        held_before = self.exact.told.held(replica)
+        self.exact.removed(replica, event)
+        gone = held_before - self.exact.told.held(replica)  # on the device, whatever the event's medium
+        self._bridge.removed(replica, gone, held_before)
+
+    def cache_cleared(self, replica: int) -> None:
+        """The replica said that it holds nothing, or it restarted."""
+        self._bridge.cleared(replica)
+        self.exact.cleared(replica)
+
+    def events_missed(self, replica: int) -> None:
+        """Events were lost for good. The text index was never built on them and stays."""
+        self.exact.missed(replica)

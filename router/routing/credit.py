@@ -1,0 +1,45 @@
+"""Is what the router believes to be cached really cached? Predicted against reported tokens, per replica."""
+
+FORGET_PER_REQUEST = 0.98
+LOW_RATIO = 0.5
+ENOUGH_TOKENS = 8_192
+
+
+class Credit:
+    """Counts, and a running ratio over about the last 50 requests that reported their cached tokens.
+
+    >>> credit = Credit()
+    >>> for _ in range(20):
+    ...     credit.answered(predicted_tokens=1_000, cached_tokens=400)
+    >>> credit.predicted_tokens, credit.cached_tokens, round(credit.ratio, 2), credit.low
+    (20000, 8000, 0.4, True)
+    """
+
+    __slots__ = ("_recent_cached", "_recent_predicted", "cached_tokens", "predicted_tokens")
+
+    def __init__(self) -> None:
+        self.predicted_tokens = 0
+        self.cached_tokens = 0
+        self._recent_predicted = 0.0
+        self._recent_cached = 0.0
+
+    def answered(self, predicted_tokens: int, cached_tokens: int) -> None:
+        """A request was believed to have ``predicted_tokens`` cached; the replica reports what it had."""
+        self.predicted_tokens += predicted_tokens
+        self.cached_tokens += cached_tokens
+        self._recent_predicted = self._recent_predicted * FORGET_PER_REQUEST + predicted_tokens
+        self._recent_cached = self._recent_cached * FORGET_PER_REQUEST + cached_tokens
+
+    @property
+    def ratio(self) -> float | None:
+        """Recently reported over recently predicted tokens; ``None`` until enough were predicted."""
+        if self._recent_predicted < ENOUGH_TOKENS:
+            return None
+        return self._recent_cached / self._recent_predicted
+
+    @property
+    def low(self) -> bool:
+        """Less than half of what is believed is there: the router reads prompts differently from the engine,
+        or does not see its evictions. Worth an alert."""
+        ratio = self.ratio
+        return ratio is not None and ratio < LOW_RATIO
