@@ -4,6 +4,15 @@ from dataclasses import dataclass
 
 from replica.sequence import Sequence
 
+LEAST = {
+    "max_running": 1,
+    "max_model_len": 2,
+    "spare_blocks": 0,
+    "max_chunk_tokens": 1,
+    "max_overtaken": 0,
+    "pinned_blocks": 0,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
@@ -21,11 +30,20 @@ class SchedulerLimits:
     """Prompt and output tokens of one sequence together."""
     spare_blocks: int = 0
     """Blocks an admission must leave free for running sequences to grow into (ignored when none run)."""
+    max_chunk_tokens: int | None = None
+    """Positions of one prefill in one step, so that several prefills share a step's budget; None: no cap."""
+    longest_prefix_first: bool = False
+    """Admit, within a priority, the longest cached prefix first instead of the earliest arrival."""
+    max_overtaken: int = 16
+    """How often a request may be overtaken so before it is next."""
+    pinned_blocks: int = 0
+    """Blocks that the hottest prefixes may keep from eviction; 0: none."""
 
     def __post_init__(self) -> None:
-        for name, least in (("max_running", 1), ("max_model_len", 2), ("spare_blocks", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}: give at least {least}")
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} is {value}: give at least {least}")
         if self.max_batched_tokens < self.max_running:
             raise ValueError(
                 f"max_batched_tokens {self.max_batched_tokens} is less than max_running {self.max_running}: "

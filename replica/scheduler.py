@@ -23,13 +23,17 @@ from collections import abc
 from operator import attrgetter
 from typing import Any
 
+from replica.admission_order import count_overtaken, longest_prefix_first
 from replica.batch import Batch, Work
 from replica.contract.kv_events import CacheEvent
 from replica.contract.load_report import LoadReport
 from replica.decode_run import changes, steps_that_fit, steps_until_publication
+from replica.hot_prefixes import HotPrefixes
 from replica.kv_cache.cache import Cache
 from replica.limits import RequestTooLong, SchedulerLimits
+from replica.prefix_load import PrefixLoads
 from replica.prefix_sharing import defer
+from replica.sampled_tokens import sampled_tokens
 from replica.sequence import Sequence, Status
 
 __all__ = ["RequestTooLong", "Scheduler", "SchedulerLimits"]
@@ -51,6 +55,9 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.preemptions = 0
         """Counter: how often a running sequence lost its blocks."""
+        self.hot = HotPrefixes(cache, limits.pinned_blocks) if limits.pinned_blocks else None
+        self.loads = PrefixLoads(cache)
+        """Prefixes on their way from other tiers; a request is added when its load has ended."""
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
         self._admissions = 0
@@ -122,7 +129,8 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Choose the next step's rows and take the blocks they need.
 
-        Empty only when there is no work. Raises RuntimeError while a batch is in flight.
+        Empty only when there is no work, or when loads in flight hold the memory it needs. Raises
+        RuntimeError while a batch is in flight.
         """
         self._require_no_batch()
         rows: list[Work] = []
@@ -158,12 +166,12 @@ class Scheduler:
 
         ``sampled``: request id to token, or one token per row with ``samples``, in order; None for
         sequences made from block ids. Other stop conditions are the engine's, which calls ``finish``.
-        Raises RuntimeError when ``batch`` is not the one in flight.
+        Raises RuntimeError when ``batch`` is not the one in flight, and ValueError when ``sampled`` does not
+        fit it (see ``sampled_tokens``); then nothing has changed and the batch is still in flight.
         """
-        self._take_batch(batch)
-        if sampled is not None and not isinstance(sampled, abc.Mapping):
-            names = (work.sequence.request_id for work in batch.rows if work.samples)
-            sampled = dict(zip(names, sampled, strict=True))
+        self._require_in_flight(batch)
+        tokens = sampled_tokens(batch, sampled)
+        self._in_flight = None
         finished: list[Sequence] = []
         for work in batch.rows:
             sequence = work.sequence
@@ -175,9 +183,7 @@ class Scheduler:
             if not work.samples:
                 continue
             if sequence.id_block_size is None:
-                if sampled is None:
-                    raise ValueError(f"request {sequence.request_id} has token ids: give its sampled token")
-                sequence.token_ids.append(sampled[sequence.request_id])
+                sequence.token_ids.append(tokens[sequence.request_id])
             sequence.prefilling = False
             sequence.output_tokens += 1
             if sequence.output_tokens >= sequence.max_tokens:
@@ -189,7 +195,8 @@ class Scheduler:
 
     def discard(self, batch: Batch) -> None:
         """The step failed: nothing it computed counts, its rows will be scheduled again."""
-        self._take_batch(batch)
+        self._require_in_flight(batch)
+        self._in_flight = None
 
     # Many decode steps at once, for the simulator
 
@@ -207,6 +214,8 @@ class Scheduler:
         steps = min(sequence.max_tokens - sequence.output_tokens for sequence in running)
         if self.waiting and len(running) < min(self.limits.max_running, self.limits.max_batched_tokens):
             # Nobody prefills, so nobody is deferred, and the first in line alone decides.
+            if self.limits.longest_prefix_first:
+                return 0  # who is first may change whenever a block is taken
             first = self.waiting[0]
             if self.cache.fits(first, self.cache.match(first), self.limits.spare_blocks):
                 return 0
@@ -268,18 +277,26 @@ class Scheduler:
         return self.cache.take_events()
 
     def reset_cache(self, *, preempt_running: bool = False) -> bool:
-        """Forget all cached prefixes; False, changing nothing, while sequences run.
+        """Forget all cached prefixes; False, changing nothing, while sequences run or loads are in flight.
 
-        With ``preempt_running`` they are preempted first (they keep their output and recompute), and rows
-        in flight are dropped.
+        With ``preempt_running`` sequences are preempted first (they keep their output and recompute), and
+        rows in flight are dropped.
         """
-        while preempt_running and self.running:
+        if self.loads or (self.running and not preempt_running):
+            return False
+        if self.hot is not None:
+            self.hot.clear()
+        while self.running:
             self._preempt(self.running[-1])
         return self.cache.reset()
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless queues, tables and cache agree. O(everything); for tests."""
-        self.cache.check_invariants(self.running)
+        holders = [*self.running, *self.loads.holders]
+        if self.hot is not None:
+            self.hot.check_invariants()
+            holders += self.hot.holders
+        self.cache.check_invariants(holders)
         assert len(self.running) <= self.limits.max_running
         for queue in (self.running, self.waiting):
             assert [s.precedence for s in queue] == sorted(s.precedence for s in queue)
@@ -301,16 +318,27 @@ class Scheduler:
         waits for a prefix that is being computed lets others pass.
         """
         place = 0
-        running = self.running
-        while budget > 0 and len(running) < self.limits.max_running and place < len(self.waiting):
-            sequence = self.waiting[place]
+        running, waiting, limits = self.running, self.waiting, self.limits
+        line = waiting
+        if limits.longest_prefix_first and len(running) < limits.max_running:
+            line = longest_prefix_first(waiting, self.cache, limits.max_overtaken)
+        while budget > 0 and len(running) < limits.max_running and place < len(line):
+            sequence = line[place]
             matched = self.cache.match(sequence)
             if self.cache.enabled and defer(sequence, len(matched), prefilling, self.cache):
                 place += 1
                 continue
-            if not self.cache.adopt(sequence, matched, self.limits.spare_blocks if running else 0):
+            if not self.cache.adopt(sequence, matched, limits.spare_blocks if running else 0):
+                if not running and self.hot is not None and self.hot.give_way():
+                    continue
                 break
-            del self.waiting[place]
+            del line[place]
+            if line is not waiting:
+                self._remove(waiting, sequence)
+                if count_overtaken(waiting, sequence, line[:place], limits.max_overtaken):
+                    line, place = longest_prefix_first(waiting, self.cache, limits.max_overtaken), 0
+            if self.hot is not None:
+                self.hot.admitted(sequence)
             self._admissions += 1
             sequence.admission = self._admissions
             sequence.status = Status.RUNNING
@@ -322,14 +350,17 @@ class Scheduler:
 
     def _prefill(self, rows: list[Work], sequence: Sequence, budget: int) -> int:
         """Add a row for the next chunk of a prefill; its tokens."""
-        start = sequence.computed_tokens
-        count = min(budget, sequence.total_tokens - start)
-        rows.append(Work(sequence, start, count, start + count == sequence.total_tokens))
-        return count
+        start, total = sequence.computed_tokens, sequence.total_tokens
+        most = min(budget, self.limits.max_chunk_tokens or budget)
+        stop = self.cache.chunk_stop(sequence, min(start + most, total))
+        rows.append(Work(sequence, start, stop - start, stop == total))
+        return stop - start
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Blocks for a decode, preempting from the end of the line; False when it was preempted itself."""
         while not self.cache.extend(sequence):
+            if self.hot is not None and self.hot.give_way():
+                continue
             victim = self.running[-1]
             self._preempt(victim)
             if victim is sequence:
@@ -354,7 +385,6 @@ class Scheduler:
         if self._in_flight is not None:
             raise RuntimeError("a batch is in flight: commit or discard it first")
 
-    def _take_batch(self, batch: Batch) -> None:
+    def _require_in_flight(self, batch: Batch) -> None:
         if batch is not self._in_flight and (batch.rows or self._in_flight is not None):
             raise RuntimeError("this batch is not the one in flight: commit each batch once, as scheduled")
-        self._in_flight = None

@@ -46,6 +46,7 @@ class Sequence:
         "id_block_size",
         "max_tokens",
         "output_tokens",
+        "overtaken",
         "parameters",
         "precedence",
         "preemptions",
@@ -121,6 +122,8 @@ class Sequence:
         self.admission = 0
         self.deferred_admission = 0
         self.deferrals = 0
+        self.overtaken = 0
+        """Times a later arrival of its priority was admitted before it for its longer cached prefix."""
 
     @classmethod
     def of_blocks(
@@ -159,6 +162,27 @@ class Sequence:
         sequence.block_hashes = [*block_ids[:full], *output_block_ids]
         sequence.block_contents = sequence.block_hashes  # an id is its own proof
         return sequence
+
+    def prefix(self, request_id: str, tokens: int) -> "Sequence":
+        """A request that is the first ``tokens`` tokens of this one, with the same salt and adapter.
+
+        >>> whole = Sequence("a", range(10), max_tokens=4, salt="s")
+        >>> part = whole.prefix("b", 4)
+        >>> part.token_ids, part.root == whole.root
+        ([0, 1, 2, 3], True)
+        """
+        if self.id_block_size is None:
+            return Sequence(request_id, self.token_ids[:tokens], 1, salt=self.salt, adapter=self.adapter)
+        full = tokens // self.id_block_size
+        return Sequence.of_blocks(
+            request_id,
+            [name for name in self.block_hashes[:full] if isinstance(name, int)],
+            tokens,
+            1,
+            block_size=self.id_block_size,
+            salt=self.salt,
+            adapter=self.adapter,
+        )
 
     @property
     def total_tokens(self) -> int:

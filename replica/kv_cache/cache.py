@@ -114,6 +114,12 @@ class Cache(Protocol[Matched]):
     def will_publish(self, owner: Sequence, sequence: Sequence, missing_block: int) -> bool:
         """Whether ``owner``'s prefill ends in a hit for ``sequence`` at ``missing_block``, its first miss."""
 
+    def chunk_stop(self, sequence: Sequence, stop: int) -> int:
+        """Where a prefill chunk that could go on to position ``stop`` should end: there or before.
+
+        After ``computed_tokens`` in any case. Caches whose checkpoints need a step to end at them say less.
+        """
+
     def reset(self) -> bool:
         """Forget every cached block; False, changing nothing, while a sequence holds any block."""
 

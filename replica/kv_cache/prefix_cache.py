@@ -187,6 +187,10 @@ class PrefixCache:
             and owner.published_blocks <= missing_block
         )
 
+    def chunk_stop(self, sequence: Sequence, stop: int) -> int:
+        """Anywhere: KV can be cut at every position."""
+        return stop
+
     def reset(self) -> bool:
         """Forget every cached block; False, changing nothing, while a sequence holds any block."""
         return self.pool.forget_all()

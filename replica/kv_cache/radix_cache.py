@@ -198,6 +198,10 @@ class RadixCache:
             wanted[:missing_block] == theirs[:missing_block]
         )
 
+    def chunk_stop(self, sequence: Sequence, stop: int) -> int:
+        """Anywhere: KV can be cut at every position."""
+        return stop
+
     def reset(self) -> bool:
         """Forget every cached page; False, changing nothing, while a sequence holds any."""
         if self._ends:

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from replica.contract.block_hash import raw_block_hash
 from replica.contract.kv_events import BlocksRemoved, BlocksStored, CacheCleared
+from replica.hot_prefixes import HotPrefixes
 from replica.scheduler import RequestTooLong, Scheduler, SchedulerLimits
 from replica.sequence import Sequence, Status
 from tests.replica.caches import MAKERS
@@ -32,8 +33,18 @@ class ReplicaLife(RuleBasedStateMachine):
         spare_blocks=st.integers(0, 2),
         enabled=st.sampled_from([True, True, True, False]),
         colliding=st.booleans(),
+        options=st.fixed_dictionaries(
+            {
+                "max_chunk_tokens": st.sampled_from([None, None, 1, 3]),
+                "longest_prefix_first": st.booleans(),
+                "max_overtaken": st.integers(0, 3),
+                "pinned_blocks": st.sampled_from([0, 0, 3, 8]),
+            }
+        ),
     )
-    def start(self, kind, blocks, block_size, max_running, more_tokens, spare_blocks, enabled, colliding):
+    def start(
+        self, kind, blocks, block_size, max_running, more_tokens, spare_blocks, enabled, colliding, options
+    ):
         cache = MAKERS[kind](
             blocks,
             block_size,
@@ -41,8 +52,11 @@ class ReplicaLife(RuleBasedStateMachine):
             record_events=True,
             raw_hash=one_bit_hash if colliding else raw_block_hash,
         )
-        limits = SchedulerLimits(max_running, max_running + more_tokens, 40, spare_blocks)
+        limits = SchedulerLimits(max_running, max_running + more_tokens, 40, spare_blocks, **options)
         self.scheduler = Scheduler(cache, limits)
+        if self.scheduler.hot is not None:  # hot sooner than in earnest
+            self.scheduler.hot = HotPrefixes(cache, options["pinned_blocks"], hot_after=1)
+        self.loads = []
         self.toy = ToyEngine(self.scheduler)
         self.colliding = colliding
         self.in_flight = None
@@ -98,15 +112,42 @@ class ReplicaLife(RuleBasedStateMachine):
         self.scheduler.finish(sequence, "stop")
         self.check_output(sequence)
 
+    @precondition(lambda self: self.live and self.in_flight is None)
+    @rule(data=st.data(), tokens=st.integers(1, 20))
+    def begin_load(self, data, tokens):
+        sequence = self.live[data.draw(st.sampled_from(sorted(self.live)))]
+        size = self.scheduler.cache.block_size
+        load = self.scheduler.loads.begin(sequence, min(tokens, sequence.total_tokens) // size * size)
+        if load is not None:
+            assert len(load.blocks) * size == load.stop - load.start > 0
+            self.loads.append(load)
+
+    @precondition(lambda self: self.loads and self.in_flight is None)
+    @rule(data=st.data(), share=st.floats(0, 1))
+    def load_arrived(self, data, share):
+        load = data.draw(st.sampled_from(self.loads))
+        size = self.scheduler.cache.block_size
+        done = load.loader.computed_tokens
+        tokens = done + int((load.stop - done) * share) // size * size
+        self.toy.fill(load, tokens)
+        self.scheduler.loads.arrived(load, tokens)
+
+    @precondition(lambda self: self.loads)
+    @rule(data=st.data())
+    def load_over(self, data):
+        load = self.loads.pop(data.draw(st.integers(0, len(self.loads) - 1)))
+        self.scheduler.loads.end(load)
+        self.scheduler.loads.end(load)
+
     @rule()
     def reset(self):
-        nothing_held = not self.scheduler.running
+        nothing_held = not self.scheduler.running and not self.loads
         assert self.scheduler.reset_cache() is nothing_held
 
     @rule()
     def reset_everything(self):
-        assert self.scheduler.reset_cache(preempt_running=True) is True
-        assert not self.scheduler.running
+        assert self.scheduler.reset_cache(preempt_running=True) is not bool(self.loads)
+        assert self.loads or not self.scheduler.running
 
     # What the engine does
 
@@ -114,7 +155,7 @@ class ReplicaLife(RuleBasedStateMachine):
     @rule()
     def schedule(self):
         batch = self.scheduler.schedule()
-        assert batch.empty is not self.scheduler.has_work, "work waits, but nothing runs"
+        assert batch.empty is not self.scheduler.has_work or self.loads, "work waits, but nothing runs"
         self.toy.check(batch)
         self.sampled = self.toy.compute(batch)
         self.in_flight = batch
@@ -153,7 +194,9 @@ class ReplicaLife(RuleBasedStateMachine):
         self.scheduler.check_invariants()
         for sequence in self.live.values():
             assert sequence.output_ids == sequence.parameters[: sequence.output_tokens]
-        held = {number for s in self.scheduler.running for number in s.block_table}
+        hot = self.scheduler.hot.holders if self.scheduler.hot is not None else []
+        holders = [*self.scheduler.running, *self.scheduler.loads.holders, *hot]
+        held = {number for s in holders for number in s.block_table}
         cache = self.scheduler.cache
         assert cache.free_blocks == cache.blocks - len(held)
         load = self.scheduler.load()
@@ -180,6 +223,9 @@ class ReplicaLife(RuleBasedStateMachine):
             return
         if self.in_flight is not None:
             self.commit()
+        for load in self.loads:
+            self.scheduler.loads.end(load)
+        self.loads = []
         for _ in range(2_000):
             if not self.scheduler.has_work:
                 break
@@ -187,6 +233,8 @@ class ReplicaLife(RuleBasedStateMachine):
             self.commit()
         assert not self.live, "requests never finished"
         cache = self.scheduler.cache
+        if self.scheduler.hot is not None:
+            self.scheduler.hot.clear()
         assert cache.free_blocks == cache.blocks
         assert cache.stranded_tokens() == 0
         assert self.scheduler.reset_cache() is True

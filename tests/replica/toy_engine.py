@@ -4,6 +4,7 @@ from collections import Counter
 from hashlib import sha256
 
 from replica.batch import Batch
+from replica.prefix_load import PrefixLoad
 from replica.scheduler import Scheduler
 from replica.sequence import Sequence
 
@@ -78,6 +79,13 @@ class ToyEngine:
             if row.samples:
                 sampled[row.sequence.request_id] = next_token(row.sequence, row.start + row.count)
         return sampled
+
+    def fill(self, load: PrefixLoad, tokens: int) -> None:
+        """A mover wrote the positions up to ``tokens`` that had not arrived before."""
+        size = self.scheduler.cache.block_size
+        for position in range(load.loader.computed_tokens, tokens):
+            slot = load.blocks[position // size - load.start // size], position % size
+            self.memory[slot] = prefix_name(load.loader, position + 1)
 
     def step(self) -> list[Sequence]:
         """Schedule, check, compute, commit; who finished."""
