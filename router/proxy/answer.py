@@ -175,10 +175,11 @@ class Answer:
         """The last bytes for a client whose answer will not be completed.
 
         An event stream gets an error event, if it stands between two events and a chunk may follow;
-        an event that was cut cannot be taken back, and adding to it would garble both.
+        an event that was cut cannot be taken back, and adding to it would garble both. After the stream's
+        own last word there is nothing to add.
         """
         watch = self._watch
-        if not isinstance(watch, StreamWatch) or not watch.between_events:
+        if not isinstance(watch, StreamWatch) or not watch.between_events or watch.said_done:
             return b""
         event = b"data: %b\n\n" % error.body(request_id, detail)
         if self._chunk_again:

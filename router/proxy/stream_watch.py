@@ -90,6 +90,11 @@ class StreamWatch:
         return not end or end.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
 
     @property
+    def said_done(self) -> bool:
+        """``[DONE]`` was the last event."""
+        return self._tail.read().rstrip().endswith(b"[DONE]")
+
+    @property
     def ended_properly(self) -> bool:
         """The generation said that it was over: ``[DONE]``, a finish reason, or an error of the replica's."""
         return says_over(self._tail.read())

@@ -8,6 +8,7 @@ import pytest
 
 from router.routing.health import HealthState
 from tests.fakes.fake_replica import (
+    DONE_EVENT,
     LAST_CHUNK,
     STREAM_HEAD,
     Close,
@@ -149,6 +150,16 @@ def test_http10_clients_see_a_reset(sent: bytes) -> None:
         assert answer.field("transfer-encoding") is None
         assert answer.body == b"" or answer.body.startswith(b"".join(TOKENS))
         _check_not_clean(rig, answer)
+
+    with_rig(scenario)
+
+
+def test_nothing_is_added_after_done() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.replica.plans.append([Send(STREAM_HEAD + SENT + chunk(DONE_EVENT)), Reset()])
+        answer = await rig.ask(CHAT_STREAM)
+        assert not answer.whole
+        assert answer.body == b"".join(TOKENS) + DONE_EVENT
 
     with_rig(scenario)
 
