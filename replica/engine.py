@@ -50,6 +50,9 @@ class Request:
     stops: StopRule = field(default_factory=StopRule)
     skip_special_tokens: bool = True
     priority: int = 0
+    """Lower runs sooner."""
+    salt: str | None = None
+    """Cached prefixes are shared only between requests with the same salt."""
 
 
 @dataclass(frozen=True, slots=True)

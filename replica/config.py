@@ -1,0 +1,134 @@
+"""Every key of a replica's YAML: default, unit, limits.
+
+A setting is written once, here; the code below receives plain values. Unknown keys are errors.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+DEFAULT_KV_TOKENS = 65_536
+DEFAULT_KV_BYTES = 3 * 2**30
+
+
+class ConfigError(Exception):
+    """The config is wrong: what, where, what was expected, what to do."""
+
+
+def _is_address(value: str) -> str:
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65_535:
+        raise ValueError(f"expected HOST:PORT, got {value!r}")
+    return value
+
+
+class ReplicaConfig(BaseModel):
+    """One replica."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: Annotated[str, Field(min_length=1)]
+    """``smollm2``, ``tiny``, a .gguf file, or a Hugging Face folder."""
+    listen: Annotated[str, BeforeValidator(_is_address)] = "127.0.0.1:8000"
+    """HOST:PORT; port 0 takes a free one."""
+    served_model_name: str | None = None
+    """The name in requests and answers; the model's own unless set."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Of weights and KV. bf16 halves the memory; on CPUs without bf16 arithmetic it is slower."""
+    seed: int = 0
+    """Of the tiny model's weights, and of requests that name no seed."""
+    threads: PositiveInt | None = None
+    """Cores for one step; all of the machine's unless set."""
+
+    kv_tokens: PositiveInt | None = None
+    """Tokens the KV cache holds; 65,536 or what fits in 3 GiB unless set. Memory is taken as it fills."""
+    block_size: Annotated[int, Field(ge=1, le=512)] = 16
+    """Tokens in a KV block."""
+    prefix_caching: bool = True
+    max_running: PositiveInt = 32
+    """Requests in one step."""
+    max_batched_tokens: PositiveInt = 512
+    """Tokens in one step; a longer prompt is computed in chunks."""
+    max_model_len: PositiveInt | None = None
+    """Tokens of a prompt and its output; the model's context or the KV cache's size unless set."""
+    batch_invariant: bool = False
+    """The same bits whatever else is in a step: slower decode when few requests run."""
+
+    max_body_mib: PositiveInt = 64
+    """Largest request body."""
+    drain_s: NonNegativeInt = 10
+    """On SIGTERM, running requests may go on for this long."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "ReplicaConfig":
+        if self.max_batched_tokens < self.max_running:
+            raise ValueError(
+                f"max_batched_tokens {self.max_batched_tokens} is less than max_running {self.max_running}: "
+                "every running request needs a token per step"
+            )
+        if self.kv_tokens is not None and self.kv_tokens < self.block_size:
+            raise ValueError(f"kv_tokens {self.kv_tokens} is less than one block of {self.block_size} tokens")
+        return self
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of ``listen``."""
+        host, _, port = self.listen.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    def kv_blocks(self, bytes_per_token: int) -> int:
+        """Blocks of the KV cache of a model whose KV takes this many bytes per token.
+
+        >>> ReplicaConfig(model="smollm2").kv_blocks(46_080)              # 65,536 tokens are 2.8 GiB
+        4096
+        >>> ReplicaConfig(model="big").kv_blocks(1_000_000)               # 3 GiB
+        201
+        """
+        tokens = self.kv_tokens or min(DEFAULT_KV_TOKENS, DEFAULT_KV_BYTES // bytes_per_token)
+        return max(1, tokens // self.block_size)
+
+
+def parse_config(data: Any, where: str) -> ReplicaConfig:
+    """The config in ``data``; raises ``ConfigError`` naming every key that is wrong."""
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where}: expected a mapping of keys, got {type(data).__name__}")
+    try:
+        return ReplicaConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_lines(error, where))) from None
+
+
+def load_config(path: str | Path) -> ReplicaConfig:
+    """Read ``path``; raises ``ConfigError`` when it cannot be read or is wrong."""
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    if data is None:
+        raise ConfigError(f"{path}: empty; expected at least `model: smollm2`")
+    return parse_config(data, str(path))
+
+
+def _lines(error: ValidationError, where: str) -> list[str]:
+    """One line per wrong key: where, what was given, what was expected."""
+    lines = []
+    for one in error.errors():
+        key = ".".join(str(part) for part in one["loc"]) or "(file)"
+        given = one["input"] if isinstance(one["input"], str | int | float | bool) else None
+        got = "" if given is None or one["type"] == "extra_forbidden" else f" (got {given!r})"
+        hint = "; unknown key, remove it or check its spelling" if one["type"] == "extra_forbidden" else ""
+        lines.append(f"{where}: {key}: {one['msg'].removeprefix('Value error, ')}{got}{hint}")
+    return lines

@@ -1,0 +1,169 @@
+"""A replica from its config: load the model, start the engine's thread, listen; and stop in order."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from aiohttp import web
+
+from replica.config import ConfigError, ReplicaConfig
+from replica.engine import Engine, EngineLimits
+from replica.model.load import LoadedModel, load_model
+from replica.model.shape import ModelError
+from replica.server.engine_thread import EngineThread
+from replica.server.metrics import ReplicaMetrics
+from replica.server.prompts import PromptReader
+from replica.server.routes import ReplicaRoutes
+from replica.server.wire import echo_request_id, errors_in_openai_shape
+
+log = logging.getLogger("warmroute.replica")
+
+SHOW_FAILURE_S = 5.0
+"""A replica whose engine died answers /health with 503 for this long before its process ends."""
+
+
+class ListenError(OSError):
+    """The address cannot be listened on."""
+
+
+@dataclass(slots=True)
+class Running:
+    """A replica that answers; ``await stop()`` ends it."""
+
+    url: str
+    host: str
+    port: int
+    engine: EngineThread
+    _routes: ReplicaRoutes
+    _runner: web.AppRunner
+
+    async def stop(self) -> None:
+        """Refuse new connections, let running requests finish for ``drain_s``, stop the engine."""
+        self._routes.draining = True
+        await self._runner.cleanup()
+        await self.engine.stop()
+        log.info("stopped %s", self.url)
+
+
+async def start(
+    config: ReplicaConfig, *, make_engine: Callable[[LoadedModel, EngineLimits, int], Engine] = Engine
+) -> Running:
+    """Load the model and serve it; returns when requests are answered.
+
+    ``make_engine`` may be replaced in tests.
+
+    Raises:
+        ConfigError: the model cannot be loaded, or the limits do not fit it.
+        ListenError: the address is in use or not ours.
+    """
+    model, engine = await asyncio.to_thread(_load, config, make_engine)
+    name = config.served_model_name or model.name
+    thread = EngineThread(engine, config.threads)
+    metrics = ReplicaMetrics(name, thread, engine.limits)
+    prompts = PromptReader(
+        model.tokenizer, model.chat_template, model.shape.vocab, engine.limits.max_model_len
+    )
+    routes = ReplicaRoutes(model, name, thread, prompts, metrics)
+    app = web.Application(middlewares=[errors_in_openai_shape], client_max_size=config.max_body_mib * 2**20)
+    app.on_response_prepare.append(echo_request_id)
+    routes.add_to(app)
+    runner = web.AppRunner(
+        app, access_log=None, handler_cancellation=True, shutdown_timeout=float(config.drain_s)
+    )
+    await runner.setup()
+    host, port = config.address
+    site = web.TCPSite(runner, host, port)
+    thread.start()
+    try:
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        await thread.stop()
+        raise ListenError(f"listen {config.listen}: {error.strerror or error}") from error
+    bound = runner.addresses[0][1]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
+    limits = engine.limits
+    log.info(
+        "serving %s at %s: %d KV blocks of %d tokens, context %d, %s",
+        name,
+        url,
+        limits.kv_blocks,
+        limits.block_size,
+        limits.max_model_len,
+        config.dtype,
+    )
+    return Running(url, host, bound, thread, routes, runner)
+
+
+def run(config: ReplicaConfig) -> int:
+    """Serve until SIGTERM or SIGINT; 0 when stopped, 1 when the engine died or could not start, 2 for a
+    config that is wrong."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # Connections that clients break off are no news.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
+    try:
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(config))
+    except ConfigError as error:
+        log.error("%s", error)
+        return 2
+    except ListenError as error:
+        log.error("%s", error)
+        return 1
+
+
+async def _serve(config: ReplicaConfig) -> int:
+    running = await start(config)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    waits = [asyncio.create_task(event.wait()) for event in (stop, running.engine.died)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    code = 0
+    if running.engine.failure is not None:
+        log.error("%s", running.engine.failure)
+        code = 1
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), SHOW_FAILURE_S)
+    for wait in waits:
+        wait.cancel()
+    await running.stop()
+    return code
+
+
+def _load(
+    config: ReplicaConfig, make_engine: Callable[[LoadedModel, EngineLimits, int], Engine]
+) -> tuple[LoadedModel, Engine]:
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    try:
+        model = load_model(config.model, config.dtype, config.seed)
+    except ModelError as error:
+        raise ConfigError(str(error)) from error
+    element_bytes = model.weights.embedding.dtype.itemsize
+    blocks = config.kv_blocks(model.shape.kv_bytes_per_token(element_bytes))
+    # The last token of a reply needs no room: nothing attends to it.
+    room = blocks * config.block_size + 1
+    wanted = config.max_model_len
+    if wanted is not None and wanted > min(room, model.shape.context):
+        raise ConfigError(
+            f"max_model_len {wanted} is more than the model's context of {model.shape.context} tokens or the "
+            f"KV cache's {room - 1}; lower it, or raise kv_tokens"
+        )
+    limits = EngineLimits(
+        kv_blocks=blocks,
+        block_size=config.block_size,
+        max_running=config.max_running,
+        max_batched_tokens=config.max_batched_tokens,
+        max_model_len=wanted or min(room, model.shape.context),
+        prefix_caching=config.prefix_caching,
+        batch_invariant=config.batch_invariant,
+    )
+    return model, make_engine(model, limits, config.seed)

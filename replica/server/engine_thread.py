@@ -1,0 +1,230 @@
+"""Runs the engine in a thread of its own; the event loop hands it requests and gets deltas back.
+
+Everything the engine owns is touched in its thread only. What goes in are commands in a queue; what comes
+out are lists of deltas, one wake-up of the event loop per step.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeVarTuple
+
+import torch
+
+from replica.contract.load_report import LoadReport
+from replica.engine import Delta, Engine, Request
+
+log = logging.getLogger("warmroute.replica")
+
+_Command = Callable[[Engine], None]
+Arguments = TypeVarTuple("Arguments")
+
+
+class EngineDead(RuntimeError):
+    """The engine has stopped; the message says why."""
+
+
+class ReplyStream:
+    """The deltas of the sequences of one request; leave it (``close``) and what still runs is aborted."""
+
+    def __init__(self, thread: "EngineThread", request_ids: Sequence[str]) -> None:
+        self._thread = thread
+        self._deltas: asyncio.Queue[Delta | EngineDead] = asyncio.Queue()
+        self._unfinished = set(request_ids)
+
+    def put(self, delta: Delta | EngineDead) -> None:
+        """Called on the event loop by the engine's thread."""
+        self._deltas.put_nowait(delta)
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        """Deltas in order until every sequence is finished.
+
+        Raises:
+            EngineDead: the engine died before that.
+        """
+        while self._unfinished:
+            delta = await self._deltas.get()
+            if isinstance(delta, EngineDead):
+                raise delta
+            if delta.finish_reason is not None:
+                self._unfinished.discard(delta.request_id)
+            yield delta
+
+    def close(self) -> None:
+        """Abort what is not finished."""
+        self._thread.forget(self._unfinished)
+        self._unfinished = set()
+
+
+class EngineThread:
+    """Owns the engine's thread. All methods are for the event loop that was running at ``start``."""
+
+    def __init__(self, engine: Engine, threads: int | None) -> None:
+        """``threads``: cores for the model's arithmetic; ``None`` keeps torch's own choice."""
+        self._engine = engine
+        self._threads = threads
+        self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
+        self._streams: dict[str, ReplyStream] = {}
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._load = engine.load()
+        self._preemptions = 0
+        self.failure: str | None = None
+        """Why the engine died; ``None`` while it lives."""
+        self.died = asyncio.Event()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the thread after its current step; requests still in it end as aborted streams."""
+        self._commands.put(None)
+        await asyncio.to_thread(self._thread.join)
+        self._end_streams(EngineDead("the replica is shutting down"))
+
+    @property
+    def load(self) -> LoadReport:
+        """The engine's load after its last step; requests on their way to it count as waiting."""
+        return self._load
+
+    @property
+    def handed_over(self) -> int:
+        """Requests on their way to the engine."""
+        return self._commands.qsize()
+
+    @property
+    def preemptions(self) -> int:
+        """Counter: preemptions so far."""
+        return self._preemptions
+
+    def submit(self, requests: Sequence[Request]) -> ReplyStream:
+        """Hand requests over; iterate over the result for their deltas, and close it.
+
+        Raises:
+            EngineDead: there is no engine any more.
+        """
+        if self.failure is not None:
+            raise EngineDead(self.failure)
+        stream = ReplyStream(self, [request.request_id for request in requests])
+        for request in requests:
+            self._streams[request.request_id] = stream
+        self._commands.put(lambda engine: self._add(engine, requests))
+        return stream
+
+    def forget(self, request_ids: set[str]) -> None:
+        """Abort these requests and drop their streams."""
+        gone = [name for name in request_ids if self._streams.pop(name, None) is not None]
+
+        def abort(engine: Engine) -> None:
+            for name in gone:
+                engine.abort(name)
+
+        if gone:
+            self._commands.put(abort)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False while requests run.
+
+        Raises:
+            EngineDead: there is no engine any more.
+        """
+        if self.failure is not None:
+            raise EngineDead(self.failure)
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def reset(engine: Engine) -> None:
+            self._call(_settle, done, engine.reset_prefix_cache())
+
+        self._commands.put(reset)
+        waits = asyncio.ensure_future(self.died.wait())
+        try:
+            await asyncio.wait((done, waits), return_when=asyncio.FIRST_COMPLETED)
+            if not done.done():
+                raise EngineDead(self.failure or "the engine stopped")
+            return done.result()
+        finally:
+            waits.cancel()
+
+    # In the engine's thread
+
+    def _run(self) -> None:
+        try:
+            if self._threads is not None:
+                torch.set_num_threads(self._threads)
+            while self._obey_commands():
+                deltas = self._engine.step() if self._engine.has_work else []
+                self._load = self._engine.load()
+                self._preemptions = self._engine.preemptions
+                if deltas:
+                    self._call(self._deliver, deltas)
+        except BaseException as error:
+            log.exception("the engine died")
+            message = f"the engine died: {type(error).__name__}: {error}"
+            self._call(self._die, message)
+
+    def _obey_commands(self) -> bool:
+        """Run what has come in; wait for something when idle. False: stop."""
+        wait = not self._engine.has_work
+        while True:
+            try:
+                command = self._commands.get(block=wait)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            command(self._engine)
+            wait = False
+
+    def _add(self, engine: Engine, requests: Sequence[Request]) -> None:
+        for request in requests:
+            try:
+                engine.add(request)
+            except ValueError as error:
+                refusal = Delta(
+                    request.request_id,
+                    "",
+                    (),
+                    len(request.prompt),
+                    0,
+                    0,
+                    finish_reason="error",
+                    error=str(error),
+                )
+                self._call(self._deliver, [refusal])
+
+    def _call(self, what: Callable[[*Arguments], object], *arguments: *Arguments) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(what, *arguments)
+        except RuntimeError:
+            self._commands.put(None)  # the event loop is closed: nobody is there to tell
+
+    # On the event loop
+
+    def _deliver(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            stream = self._streams.get(delta.request_id)
+            if stream is None:
+                continue
+            if delta.finish_reason is not None:
+                del self._streams[delta.request_id]
+            stream.put(delta)
+
+    def _die(self, message: str) -> None:
+        self.failure = message
+        self.died.set()
+        self._end_streams(EngineDead(message))
+
+    def _end_streams(self, reason: EngineDead) -> None:
+        for stream in set(self._streams.values()):
+            stream.put(reason)
+        self._streams.clear()
+
+
+def _settle(done: asyncio.Future[bool], answer: bool) -> None:
+    if not done.done():
+        done.set_result(answer)

@@ -1,0 +1,135 @@
+"""The /metrics page, with the names and meanings of vLLM's."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from replica.engine import EngineLimits
+from replica.server.engine_thread import EngineThread
+
+LABELS = ("model_name", "engine")
+TTFT_BUCKETS_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+BETWEEN_TOKENS_BUCKETS_S = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+
+
+class ReplicaMetrics:
+    """Counts what the server sees; reads the rest from the engine's last load report when scraped."""
+
+    def __init__(self, model_name: str, thread: EngineThread, limits: EngineLimits) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_EngineCollector(model_name, thread, limits))
+        values = (model_name, "0")
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(name, text, LABELS, registry=self._registry).labels(*values)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            family = Histogram(name, text, LABELS, buckets=buckets, registry=self._registry)
+            return family.labels(*values)
+
+        self._prompt_tokens = counter("vllm:prompt_tokens", "Number of prefill tokens processed.")
+        self._output_tokens = counter("vllm:generation_tokens", "Number of generation tokens processed.")
+        self._finished = Counter(
+            "vllm:request_success",
+            "Count of successfully processed requests.",
+            (*LABELS, "finished_reason"),
+            registry=self._registry,
+        )
+        for reason in ("stop", "length", "abort", "error"):
+            self._finished.labels(*values, reason)
+        self._ttft = histogram(
+            "vllm:time_to_first_token_seconds", "Histogram of time to first token in seconds.", TTFT_BUCKETS_S
+        )
+        self._between_tokens = histogram(
+            "vllm:inter_token_latency_seconds",
+            "Histogram of inter-token latency in seconds.",
+            BETWEEN_TOKENS_BUCKETS_S,
+        )
+        self._e2e = histogram(
+            "vllm:e2e_request_latency_seconds",
+            "Histogram of e2e request latency in seconds.",
+            TTFT_BUCKETS_S,
+        )
+        self._values = values
+
+    def first_tokens(self, prompt_tokens: int, tokens: int, seconds: float) -> None:
+        """A sequence has its first tokens, so long after its request arrived."""
+        self._prompt_tokens.inc(prompt_tokens)
+        self._output_tokens.inc(tokens)
+        self._ttft.observe(seconds)
+
+    def more_tokens(self, tokens: int, seconds: float) -> None:
+        """A sequence has more tokens, so long after the ones before."""
+        self._output_tokens.inc(tokens)
+        if tokens:
+            self._between_tokens.observe(seconds / tokens)
+
+    def finished(self, reason: str, seconds: float) -> None:
+        """A sequence ended, so long after its request arrived."""
+        self._finished.labels(*self._values, reason).inc()
+        self._e2e.observe(seconds)
+
+    def page(self) -> bytes:
+        """The page in Prometheus' text form."""
+        return generate_latest(self._registry)
+
+
+class _EngineCollector:
+    """Gauges and counters that the engine keeps itself."""
+
+    def __init__(self, model_name: str, thread: EngineThread, limits: EngineLimits) -> None:
+        self._values = (model_name, "0")
+        self._thread = thread
+        self._limits = limits
+
+    def collect(self) -> Iterable[Metric]:
+        """One sample of each."""
+        load, limits = self._thread.load, self._limits
+        gauges = (
+            ("vllm:num_requests_running", "Number of requests in model execution batches.", load.running),
+            (
+                "vllm:num_requests_waiting",
+                "Number of requests waiting to be processed.",
+                (load.waiting or 0) + self._thread.handed_over,
+            ),
+            ("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", load.kv_usage),
+        )
+        for name, text, value in gauges:
+            gauge = GaugeMetricFamily(name, text, labels=LABELS)
+            gauge.add_metric(self._values, float(value or 0))
+            yield gauge
+        counters = (
+            (
+                "vllm:prefix_cache_queries",
+                "Prefix cache queries, in terms of number of queried tokens.",
+                load.prefix_queried_tokens,
+            ),
+            (
+                "vllm:prefix_cache_hits",
+                "Prefix cache hits, in terms of number of cached tokens.",
+                load.prefix_hit_tokens,
+            ),
+            (
+                "vllm:num_preemptions",
+                "Cumulative number of preemption from the engine.",
+                self._thread.preemptions,
+            ),
+        )
+        for name, text, value in counters:
+            counter = CounterMetricFamily(name, text, labels=LABELS)
+            counter.add_metric(self._values, float(value or 0))
+            yield counter
+        info = GaugeMetricFamily(
+            "vllm:cache_config_info",
+            "Information of the LLMEngine CacheConfig",
+            labels=("engine", "block_size", "num_gpu_blocks", "enable_prefix_caching"),
+        )
+        info.add_metric(("0", str(limits.block_size), str(limits.kv_blocks), str(limits.prefix_caching)), 1.0)
+        yield info
