@@ -87,6 +87,18 @@ def _explain(args: argparse.Namespace) -> int:
     return run(args)
 
 
+def _plan_arguments(parser: argparse.ArgumentParser) -> None:
+    from sim.plan.plan_command import add_arguments
+
+    add_arguments(parser)
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from sim.plan.plan_command import run
+
+    return run(args)
+
+
 COMMANDS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None], Run]] = {
     "serve": (
         "run a router",
@@ -123,6 +135,12 @@ COMMANDS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None], R
         "warmroute explain --url http://127.0.0.1:8081 request.json",
         _explain_arguments,
         _explain,
+    ),
+    "plan": (
+        "how many replicas, dollars, bytes: arithmetic with its formulas, then a simulation",
+        "warmroute plan configs/plans/online.yaml",
+        _plan_arguments,
+        _plan,
     ),
 }
 

@@ -1,0 +1,43 @@
+"""``warmroute plan``: arithmetic first, every line with its formula and numbers; then the answer tried."""
+
+import argparse
+import sys
+
+import orjson
+from rich.console import Console
+
+from sim.plan.make_report import make_report
+from sim.plan.plan_error import PlanError
+from sim.plan.plan_file import KINDS, load_plan
+from sim.plan.report_view import print_report
+from sim.progress_view import ProgressView
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument(
+        "plan",
+        metavar="PLAN.yaml",
+        help=f"the plan, with kind: {', '.join(KINDS)}; configs/plans has an example of each",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON: each quantity, unit and formula")
+    parser.add_argument(
+        "--no-simulation", action="store_true", help="arithmetic only; the answer is not tried"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command. 0 done, 2 the plan is wrong."""
+    try:
+        plan = load_plan(args.plan)
+        with ProgressView() as view:
+            report = make_report(plan, simulated=not args.no_simulation, progress=view.update)
+    except PlanError as error:
+        where = "" if str(error).startswith(str(args.plan)) else f"{args.plan}: "
+        print(f"warmroute plan: {where}{error}", file=sys.stderr)
+        return 2
+    if args.json:
+        print(orjson.dumps(report.json_object(), option=orjson.OPT_INDENT_2).decode())
+        return 0
+    print_report(report, Console(highlight=False))
+    return 0
