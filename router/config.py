@@ -45,6 +45,54 @@ def _is_address(value: str) -> str:
 Address = Annotated[str, BeforeValidator(_is_address)]
 
 
+WILDCARD_HOSTS = ("*", "0.0.0.0", "[::]")
+
+
+class KvEventsConfig(_Section):
+    """Where a replica publishes its KV events (ZMQ; needs the extra ``[events]``).
+
+    A plain ``tcp://HOST:PORT`` stands for ``endpoint`` alone. vLLM binds when its own endpoint has a wildcard
+    host (``tcp://*:5557``): name its host here. With a concrete host vLLM connects: then this router binds.
+    """
+
+    endpoint: str
+    bind: bool | None = None
+    """Listen on ``endpoint`` instead of connecting to it; unless set, true for a wildcard host."""
+    replay: str | None = None
+    """The replica's replay endpoint; without it a gap in the events costs what was known of its cache."""
+    topic: str = ""
+    """Only messages whose topic begins so."""
+
+    @field_validator("endpoint", "replay")
+    @classmethod
+    def _transport(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        scheme, _, rest = value.partition("://")
+        if scheme not in ("tcp", "ipc") or not rest or (scheme == "tcp" and ":" not in rest):
+            raise ValueError(f"expected tcp://HOST:PORT or ipc:///path, got {value!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _reachable(self) -> "KvEventsConfig":
+        if self.bind is False and self._wildcard:
+            raise ValueError(f"cannot connect to the wildcard {self.endpoint}; name the replica's host")
+        return self
+
+    @property
+    def _wildcard(self) -> bool:
+        return self.endpoint.removeprefix("tcp://").rpartition(":")[0] in WILDCARD_HOSTS
+
+    @property
+    def binds(self) -> bool:
+        """This router listens, the replica connects."""
+        return self._wildcard if self.bind is None else self.bind
+
+
+def _endpoint_alone(value: Any) -> Any:
+    return {"endpoint": value} if isinstance(value, str) else value
+
+
 class ReplicaConfig(_Section):
     """One replica: an OpenAI-compatible server."""
 
@@ -56,7 +104,14 @@ class ReplicaConfig(_Section):
     """The model it serves; asked from the replica (``/v1/models``) unless set."""
     weight: PositiveFloat = 1.0
     tags: tuple[str, ...] = ()
-    kv_events: str | None = None
+    kv_events: Annotated[KvEventsConfig, BeforeValidator(_endpoint_alone)] | None = None
+    block_size: PositiveInt | None = None
+    """Tokens in a KV block; learned from its metrics and events, which win where they differ."""
+    block_hash: Literal["auto", "sha256", "sha256_cbor", "warmroute", "tokens"] = "auto"
+    """How it names blocks: vLLM's --prefix-caching-hash-algo, or ours. ``auto`` asks its metrics and checks;
+    ``tokens`` translates whatever it uses through the tokens in its events."""
+    block_hash_seed: str | None = None
+    """The PYTHONHASHSEED a vLLM was started with, if it was."""
 
     @field_validator("url")
     @classmethod
@@ -175,6 +230,15 @@ class HoldConfig(_Section):
     """Requests held at once; one more is turned away with 429."""
 
 
+class ModelConfig(_Section):
+    """Exact mode for one model (needs the extra ``[exact]``): its prompts are rendered and tokenized here."""
+
+    tokenizer: str
+    """A Hugging Face folder with ``tokenizer.json``, or that file."""
+    chat_template: str | None = None
+    """A file with the chat template; the folder's own unless set."""
+
+
 class IndexConfig(_Section):
     """The prefix index."""
 
@@ -194,6 +258,8 @@ class RouterConfig(_Section):
     listen: Address = "127.0.0.1:8080"
     admin: Address = "127.0.0.1:8081"
     replicas: Annotated[tuple[ReplicaConfig, ...], Field(min_length=1)]
+    models: dict[str, ModelConfig] = {}
+    """By name as requests have it: models read in exact mode. All others are read as text."""
     policy: PolicyConfig = PolicyConfig()
     state: StateConfig = StateConfig()
     slo: SloConfig = SloConfig()
@@ -227,6 +293,10 @@ class RouterConfig(_Section):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"replica names must differ; twice: {', '.join(twice)}")
+        bound = [r.kv_events.endpoint for r in self.replicas if r.kv_events and r.kv_events.binds]
+        shared = sorted({one for one in bound if bound.count(one) > 1 and not one.endswith(":*")})
+        if shared:
+            raise ValueError(f"kv_events: replicas need ports of their own; shared: {', '.join(shared)}")
         if self.listen == self.admin and not self.listen.endswith(":0"):
             raise ValueError("listen and admin must be different addresses")
         return self

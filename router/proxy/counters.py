@@ -1,6 +1,7 @@
 """What the data plane counts: plain numbers it adds to, read by ``/metrics`` and ``/fleet``."""
 
 from bisect import bisect_left
+from dataclasses import dataclass
 
 TTFT_BUCKETS_S = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0,
@@ -21,6 +22,30 @@ class Histogram:
         """Count ``value`` (the histogram's unit)."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+
+
+@dataclass(slots=True)
+class KvEventCounters:
+    """What came of one replica's KV events since start. Batches, unless named otherwise."""
+
+    batches: int = 0
+    """Applied, replayed ones included."""
+    stored_events: int = 0
+    removed_events: int = 0
+    cleared_events: int = 0
+    duplicates: int = 0
+    gaps: int = 0
+    """How often batches were missing."""
+    replayed: int = 0
+    """Had by a replay: the missing ones, and live ones that came meanwhile."""
+    lost: int = 0
+    """Of the missing, those given up."""
+    replay_failures: int = 0
+    """Replays that were not answered, or not in time."""
+    restarts: int = 0
+    """How often the replica began to count anew."""
+    malformed: int = 0
+    """Messages or payloads that are no batch of events."""
 
 
 class Counters:
@@ -44,4 +69,10 @@ class Counters:
         self.output_tokens = 0
         self.ttft_s = Histogram(TTFT_BUCKETS_S)
         self.first_byte_s = Histogram(TTFT_BUCKETS_S)
+        self.kv_events: dict[str, KvEventCounters] = {}
+        """By replica name; only where ``kv_events`` is configured."""
+        self.exact_prompts = 0
+        """Prompts read token by token."""
+        self.text_fallbacks: dict[str, int] = {}
+        """Prompts of a model in exact mode that had to be read as text, by reason."""
         self.decision_s = Histogram((10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 1e-3, 5e-3))

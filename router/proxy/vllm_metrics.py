@@ -23,11 +23,13 @@ def parse_load_report(text: str) -> LoadReport:
     counts: dict[str, int] = {}
     block_size: int | None = None
     capacity: int | None = None
+    hash_algorithm: str | None = None
     for name, labels, value in _SAMPLE.findall(text):
         if not name.startswith("vllm:"):
             continue
         if name == "vllm:cache_config_info":
             fields = dict(_LABEL.findall(labels))
+            hash_algorithm = fields.get("prefix_caching_hash_algo") or hash_algorithm
             size, blocks = fields.get("block_size", ""), fields.get("num_gpu_blocks", "")
             if size.isdigit() and blocks.isdigit() and int(size) > 0:
                 block_size = int(size)
@@ -53,4 +55,5 @@ def parse_load_report(text: str) -> LoadReport:
         prefix_hit_tokens=sums.get("vllm:prefix_cache_hits"),
         capacity_tokens=capacity or None,
         block_size=block_size,
+        hash_algorithm=hash_algorithm,
     )

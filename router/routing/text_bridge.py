@@ -41,7 +41,7 @@ class TextBridge:
     def __init__(self, index: PrefixIndex, replicas: int) -> None:
         self._index = index
         self._full = [0] * replicas  # most blocks it ever held
-        self._owed = [0.0] * replicas  # units to be forgotten
+        self._owed = [0.0] * replicas  # units to be forgotten; negative: forgotten in advance
 
     def removed(self, replica: int, blocks: int, held_before: int) -> None:
         """``blocks`` of the ``held_before`` that the replica held on its device are gone."""
@@ -55,7 +55,7 @@ class TextBridge:
             capacity = index.capacity(replica)
             index.set_capacity(replica, held - int(owed))
             index.set_capacity(replica, capacity)
-            owed = max(0.0, owed - (held - index.held(replica)))
+            owed -= held - index.held(replica)  # whole blocks went: what was too much is paid in advance
         self._owed[replica] = owed
 
     def cleared(self, replica: int) -> None:
