@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from sim.replay_client import Answer, stream_request
 
 LOAD_LIMIT_S = 120.0
 ROUTER_LIMIT_S = 20.0
+RESET_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +108,20 @@ async def start_router(
 
 
 async def forget_prefixes(session: aiohttp.ClientSession, replicas: Sequence[LocalReplica]) -> None:
-    """Empty the prefix cache of every replica."""
+    """Empty the prefix cache of every replica; raises ``ChildError`` if one does not become idle for it."""
     for replica in replicas:
-        async with session.post(replica.url + "/reset_prefix_cache") as answer:
-            answer.raise_for_status()
+        deadline = time.monotonic() + RESET_LIMIT_S
+        while not await _forget(session, replica):
+            if time.monotonic() > deadline:
+                raise ChildError(
+                    f"{replica.name} still has requests {RESET_LIMIT_S:.0f} s after the last one"
+                )
+            await asyncio.sleep(0.1)
+
+
+async def _forget(session: aiohttp.ClientSession, replica: LocalReplica) -> bool:
+    async with session.post(replica.url + "/reset_prefix_cache") as answer:
+        return bool((await answer.json())["success"])
 
 
 async def measure_prefill(
