@@ -90,6 +90,8 @@ class Decoder:
         else:
             pairs = rotated.float().view(tokens, -1, shape.head_dim // 2, 2)
             rotated.copy_(torch.view_as_real(torch.view_as_complex(pairs) * turns).flatten(-2))
+        # A request that breaks the model must not leave NaN behind: masked keys have to be finite.
+        by_head[:tokens, shape.heads :].nan_to_num_(0.0, 0.0, 0.0)
         return (
             by_head[:, : shape.heads],
             by_head[:, shape.heads : shape.heads + shape.kv_heads],
