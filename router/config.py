@@ -237,6 +237,8 @@ class ModelConfig(_Section):
     """A Hugging Face folder with ``tokenizer.json``, or that file."""
     chat_template: str | None = None
     """A file with the chat template; the folder's own unless set."""
+    renders_as: Literal["vllm", "warmroute"] = "vllm"
+    """Whose way of preparing messages and tools for the template to follow."""
 
 
 class IndexConfig(_Section):

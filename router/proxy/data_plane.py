@@ -11,6 +11,7 @@ from collections.abc import Callable
 from router.config import RouterConfig
 from router.proxy.client_connection import ClientConnection
 from router.proxy.counters import Counters
+from router.proxy.prompt_reader import PromptReader
 from router.proxy.service import Service
 from router.routing.fleet import Fleet
 
@@ -32,9 +33,11 @@ class DataPlane:
         config: RouterConfig,
         counters: Counters,
         *,
+        prompt_reader: PromptReader | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.service = Service(fleet, config, counters, clock)
+        self.service.prompt_reader = prompt_reader
         self._listen = config.listen
         self._server: asyncio.Server | None = None
         self._clients: set[ClientConnection] = set()

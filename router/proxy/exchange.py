@@ -109,14 +109,27 @@ class Exchange:
     def start(self) -> None:
         """Choose a replica and send the request there."""
         service = self._service
-        counters = service.counters
         now = self._started_at = service.clock()
-        counters.in_flight += 1
+        service.counters.in_flight += 1
         service.budget.earn()
         body = self.body
         if body[:1] == b"{" or body[:64].lstrip()[:1] == b"{":
+            if service.prompt_reader is not None:
+                service.prompt_reader.read(body, self._prompt_read)
+                return
             prompt = self._prompt = read_prompt(body)
             self._unseen_token = prompt.stream
+        self._choose(now)
+
+    def _prompt_read(self, prompt: Prompt) -> None:
+        """The prompt reader is done, at once or after a while."""
+        if not self.over:
+            self._prompt = prompt
+            self._unseen_token = prompt.stream
+            self._choose(self._service.clock())
+
+    def _choose(self, now: float) -> None:
+        service = self._service
         fleet = service.fleet
         if fleet.held >= self.settings.hold_max_requests:
             self._refuse(HOLD_FULL)
@@ -126,7 +139,7 @@ class Exchange:
         except NoReplica as error:
             self._refuse(MODEL_NOT_FOUND if error.why == "unknown_model" else NO_REPLICA)
             return
-        counters.decision_s.add(service.clock() - now)
+        service.counters.decision_s.add(service.clock() - self._started_at)
         if isinstance(outcome, InFlight):
             self._begin(outcome, now)
         else:

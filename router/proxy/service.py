@@ -6,6 +6,7 @@ from collections.abc import Callable
 from router.config import RouterConfig
 from router.proxy.counters import Counters
 from router.proxy.failure_log import FailureLog
+from router.proxy.prompt_reader import PromptReader
 from router.proxy.replica_pool import ReplicaPool
 from router.proxy.router_error import RouterError
 from router.proxy.settings import ProxySettings, proxy_settings
@@ -29,6 +30,7 @@ class Service:
         "failures",
         "fleet",
         "hold_began",
+        "prompt_reader",
         "settings",
         "shutting_down",
     )
@@ -45,6 +47,8 @@ class Service:
         self.shutting_down = False
         self.hold_began: Callable[[], None] = lambda: None
         """Called when a request begins to wait in the router."""
+        self.prompt_reader: PromptReader | None = None
+        """Set where some models are read token by token."""
         self._pools: dict[str, ReplicaPool] = {}
         self._id_prefix = b"wr-" + os.urandom(6).hex().encode() + b"-"
         self._ids = 0
