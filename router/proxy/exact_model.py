@@ -1,4 +1,4 @@
-"""One model in exact mode: its tokenizer and chat template, from a Hugging Face folder; requests to token ids.
+"""One model in exact mode: tokenizer and chat template from a Hugging Face folder; requests to token ids.
 
 Needs ``tokenizers`` and ``jinja2`` (extra ``[exact]``).
 """

@@ -52,7 +52,7 @@ class PromptReader:
         Never raises, and calls ``done`` exactly once.
         """
         request = _parsed(body)
-        model = self._models.get(request.get("model", "")) if request is not None else None
+        model = self._model(request)
         if request is None or model is None or len(body) <= OFF_LOOP_BYTES:
             done(self._read(request, model))
             return
@@ -68,13 +68,15 @@ class PromptReader:
     def read_now(self, body: bytes) -> Prompt:
         """The prompt, however long it takes: for ``explain``."""
         request = _parsed(body)
-        return self._read(
-            request, self._models.get(request.get("model", "")) if request is not None else None
-        )
+        return self._read(request, self._model(request))
 
     def close(self) -> None:
         """Give the threads back; prompts that wait are read as text."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _model(self, request: dict[str, Any] | None) -> "ExactModel | None":
+        name = None if request is None else request.get("model")
+        return self._models.get(name) if type(name) is str else None
 
     def _read(self, request: dict[str, Any] | None, model: "ExactModel | None") -> Prompt:
         if request is None:

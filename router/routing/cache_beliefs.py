@@ -51,10 +51,12 @@ class CacheBeliefs:
 
     def levels(self, prompt: Prompt) -> list[tuple[int, int]]:
         """Who holds how many tokens of the prompt: (replicas as bits, tokens), the deepest last."""
-        if not self._use_index or not prompt.keys:
+        if not self._use_index:
             return []
         if prompt.chains is not None:
             return self.exact.levels(prompt.chains, prompt.units)
+        if not prompt.keys:
+            return []
         ratio, end = self.token_ratio.tokens_per_unit, prompt.layout.end
         # The last token is always computed, so a hit is never the whole prompt.
         most = max(0, int(prompt.units * ratio) - 1)
@@ -64,10 +66,11 @@ class CacheBeliefs:
 
     def sent(self, replica: int, prompt: Prompt, matched_tokens: int) -> Expectation | None:
         """The prompt's blocks will be there, ``matched_tokens`` of it already are. End what is returned."""
-        if self._use_index and prompt.keys:
+        if self._use_index:
             if prompt.chains is not None:
                 return self.exact.sent(replica, prompt.chains, matched_tokens)
-            self.text.insert(replica, prompt.keys)
+            if prompt.keys:
+                self.text.insert(replica, prompt.keys)
         return None
 
     def computed(self, expectation: Expectation) -> None:
