@@ -56,9 +56,12 @@ def _from_router(url: str, body: bytes) -> dict[str, Any]:
 
 def _from_config(path: str, body: bytes) -> dict[str, Any]:
     from router.proxy.assembly import make_fleet
+    from router.proxy.counters import Counters
+    from router.proxy.prompt_reader import make_prompt_reader
 
     config = load_config(path)
     fleet = make_fleet(config)
-    prompt = read_prompt(body)
+    reader = make_prompt_reader(config, lambda: fleet.caches.exact.namings, Counters())
+    prompt = read_prompt(body) if reader is None else reader.read_now(body)
     decision, rows, asked = fleet.explain(prompt, time.monotonic())
     return explanation(fleet, decision, rows, asked)

@@ -41,4 +41,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from router.proxy.assembly import run as run_router
 
-    return run_router(config, None if args.config is None else lambda: effective_config(args))
+    try:
+        return run_router(config, None if args.config is None else lambda: effective_config(args))
+    except ConfigError as error:  # a file it names, or a package it needs
+        print(f"warmroute serve: {error}", file=sys.stderr)
+        return 2

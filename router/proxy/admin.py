@@ -8,9 +8,11 @@ import orjson
 from aiohttp import web
 
 from router.config import ConfigError, RouterConfig
+from router.proxy.cache_report import cache_state
 from router.proxy.counters import Counters
 from router.proxy.explanation import explanation
 from router.proxy.exposition import metrics_page
+from router.proxy.prompt_reader import PromptReader
 from router.routing.decision import NoReplica
 from router.routing.fleet import Fleet
 from router.routing.prompt_blocks import read_prompt
@@ -29,8 +31,10 @@ class Admin:
         counters: Counters,
         reload: Callable[[], Awaitable[RouterConfig]],
         *,
+        prompt_reader: PromptReader | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._prompt_reader = prompt_reader
         self._fleet = fleet
         self._config = config
         self._counters = counters
@@ -79,10 +83,11 @@ class Admin:
         )
 
     async def _fleet_state(self, request: web.Request) -> web.Response:
-        return _json(fleet_state(self._fleet, self._clock()))
+        return _json(fleet_state(self._fleet, self._counters, self._clock()))
 
     async def _explain(self, request: web.Request) -> web.Response:
-        prompt = read_prompt(await request.read())
+        body = await request.read()
+        prompt = read_prompt(body) if self._prompt_reader is None else self._prompt_reader.read_now(body)
         session = request.headers.get("x-session-id")
         try:
             decision, rows, asked = self._fleet.explain(prompt, self._clock(), session=session)
@@ -130,10 +135,13 @@ def _json(value: Any) -> web.Response:
     return web.Response(body=orjson.dumps(value), headers={"content-type": "application/json"})
 
 
-def fleet_state(fleet: Fleet, now: float) -> dict[str, Any]:
+def fleet_state(fleet: Fleet, counters: Counters, now: float) -> dict[str, Any]:
     """Every replica's health, ledger, index and calibration, and the fleet-wide figures."""
     return {
-        "replicas": [_replica_state(fleet, replica, now) for replica in fleet.replicas],
+        "replicas": [
+            _replica_state(fleet, replica, now) | {"cache": cache_state(fleet, counters, replica)}
+            for replica in fleet.replicas
+        ],
         "tokens_per_unit": fleet.token_ratio.tokens_per_unit,
         "arrivals_per_s": fleet.traffic.arrivals_per_s(now),
         "decode_price": fleet.traffic.decode_price,

@@ -9,11 +9,15 @@ from collections.abc import Callable
 
 import uvloop
 
-from router.config import ConfigError, RouterConfig
+from router.config import ConfigError, ReplicaConfig, RouterConfig
 from router.proxy.admin import Admin
 from router.proxy.counters import Counters
 from router.proxy.data_plane import DataPlane
+from router.proxy.kv_event_feed import KvEventFeed
 from router.proxy.prober import Prober
+from router.proxy.prompt_reader import make_prompt_reader
+from router.routing.block_naming import HashScheme
+from router.routing.block_source import BlockSettings
 from router.routing.fleet import Fleet, FleetSettings
 from router.routing.health import HealthSettings
 from router.routing.policies import POLICIES
@@ -48,6 +52,7 @@ def make_fleet(config: RouterConfig) -> Fleet:
         slo_ttft_s=config.slo.ttft_ms / 1_000.0,
         slo_tpot_s=config.slo.tpot_ms / 1_000.0,
         default_capacity_tokens=config.index.default_capacity_tokens,
+        exact=bool(config.models),
         hold=config.hold.enabled and config.policy.kind == "predicted_finish",
         health=HealthSettings(
             failures_to_eject=health.failures_to_eject,
@@ -63,10 +68,20 @@ def make_fleet(config: RouterConfig) -> Fleet:
             model=replica.model,
             weight=replica.weight,
             tags=replica.tags,
+            blocks=BlockSettings(
+                scheme=_hash_scheme(replica), block_tokens=replica.block_size, seed=replica.block_hash_seed
+            ),
         )
         for replica in config.replicas
     ]
     return Fleet(specs, make_policy(config, rng), settings, rng=rng)
+
+
+def _hash_scheme(replica: ReplicaConfig) -> HashScheme | None:
+    """How the replica names blocks; ``None``: its metrics tell, or its events are translated."""
+    if replica.block_hash != "auto":
+        return replica.block_hash
+    return "warmroute" if replica.kind == "warmroute" else None
 
 
 class Router:
@@ -77,14 +92,18 @@ class Router:
         self._load = load
         self.counters = Counters()
         self.fleet = make_fleet(config)
-        self.data_plane = DataPlane(self.fleet, config, self.counters)
+        exact = self.fleet.caches.exact
+        self.prompt_reader = make_prompt_reader(config, lambda: exact.namings, self.counters)
+        self.kv_events = KvEventFeed(self.fleet, config, self.counters)
+        self.data_plane = DataPlane(self.fleet, config, self.counters, prompt_reader=self.prompt_reader)
         self.prober = Prober(self.fleet, config)
-        self.admin = Admin(self.fleet, config, self.counters, self.reload)
+        self.admin = Admin(self.fleet, config, self.counters, self.reload, prompt_reader=self.prompt_reader)
 
     async def start(self) -> None:
         """Probe once, then listen; replicas that are down join when they come up."""
         await self.admin.start()
         await self.prober.start()
+        await self.kv_events.start()  # the prober has asked for block sizes by now
         await self.data_plane.start()
         usable = sum(replica.usable for replica in self.fleet.replicas)
         log.info(
@@ -102,15 +121,18 @@ class Router:
         if self.config.shutdown_delay_s:
             await asyncio.sleep(self.config.shutdown_delay_s)
         await self.data_plane.stop(self.config.shutdown_timeout_s)
+        await self.kv_events.stop()
         await self.prober.stop()
         await self.admin.stop()
+        if self.prompt_reader is not None:
+            self.prompt_reader.close()
 
     async def reload(self) -> RouterConfig:
         """Apply the config file again, whole; raises ``ConfigError`` and changes nothing if it is wrong."""
         if self._load is None:
             raise ConfigError("this router was started without a config file; there is nothing to reload")
         config = self._load()
-        for field in ("listen", "admin", "replicas", "state", "index", "health", "seed"):
+        for field in ("listen", "admin", "replicas", "models", "state", "index", "health", "seed"):
             if getattr(config, field) != getattr(self.config, field):
                 raise ConfigError(f"{field} cannot be changed while the router runs; restart it")
         self.fleet.policy = make_policy(config, random.Random(config.seed))

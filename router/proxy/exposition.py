@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from router.proxy.cache_report import cache_metrics
 from router.proxy.counters import Counters, Histogram
 from router.routing.fleet import Fleet
 from router.routing.health import HealthState
@@ -23,6 +24,7 @@ class RouterCollector(Collector):
         """Every metric family."""
         yield from self._traffic()
         yield from self._replicas()
+        yield from cache_metrics(self._fleet, self._counters)
 
     def _traffic(self) -> Iterator[Metric]:
         counters, fleet = self._counters, self._fleet

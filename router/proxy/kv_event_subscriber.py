@@ -168,10 +168,6 @@ class KvEventSubscriber:
                 case CacheCleared():
                     counters.cleared_events += 1
                     fleet.cache_cleared(replica)
-        notices = fleet.caches.exact.notices
-        while notices:
-            index, text = notices.popleft()
-            log.warning("replica %s: %s", fleet.replicas[index].name, text)
 
     def _give_up(self, seq: int) -> None:
         """Batches before ``seq`` cannot be had. At the very beginning nothing is wrong with knowing less."""

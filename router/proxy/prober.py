@@ -13,6 +13,7 @@ import aiohttp
 import orjson
 
 from router.config import RouterConfig
+from router.proxy.cache_report import CacheWarnings
 from router.proxy.vllm_metrics import parse_load_report
 from router.routing.fleet import Fleet
 from router.routing.health import HealthState
@@ -33,6 +34,7 @@ class Prober:
         self._fleet = fleet
         self._config = config
         self._clock = clock
+        self._cache_warnings = CacheWarnings(fleet)
         self._session: aiohttp.ClientSession | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._first_round: list[asyncio.Future[None]] = []
@@ -73,6 +75,7 @@ class Prober:
             if well:
                 await self._ask_load(replica)
                 rounds += 1
+            self._cache_warnings.look(replica)
             after = replica.health.state
             if not asked.done():
                 asked.set_result(None)
