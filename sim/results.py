@@ -139,7 +139,7 @@ def summarize(
         max_over_mean_work=_max_over_mean_work(good, replicas),
         spills=sum(outcome.spilled for outcome in measured),
         wall_s=max((outcome.sent_s + outcome.e2e_s for outcome in outcomes), default=begin) - begin,
-        send_lag_p99_s=_at(lags, 0.99) if lags else None,
+        send_lag_p99_s=at_share(lags, 0.99) if lags else None,
         error_kinds=tuple(sorted(kinds.items(), key=lambda kind: (-kind[1], kind[0]))),
     )
 
@@ -167,10 +167,13 @@ def _spread(values: list[float]) -> Spread:
     if not values:
         return Spread(None, None, None, None)
     values.sort()
-    return Spread(sum(values) / len(values), _at(values, 0.5), _at(values, 0.9), _at(values, 0.99))
+    return Spread(
+        sum(values) / len(values), at_share(values, 0.5), at_share(values, 0.9), at_share(values, 0.99)
+    )
 
 
-def _at(ordered: Sequence[float], share: float) -> float:
+def at_share(ordered: Sequence[float], share: float) -> float:
+    """The value below which ``share`` of ``ordered`` lie; one that occurred (nearest rank)."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 

@@ -8,6 +8,8 @@ Bandwidths are decimal; those of links are one way.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+USUAL_MATMUL_SHARE = 0.75
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -24,6 +26,9 @@ class Gpu:
     source: str
     nvlink_bytes_per_s: float | None = None
     """To its neighbours, one way, all links together; ``None`` where GPUs talk over PCIe."""
+    matmul_share: float = USUAL_MATMUL_SHARE
+    """Of peak bf16 math that large matrix products reach, as people measured with torch (clocks fall under
+    load, and some GPUs are fed too slowly for their peak). ``USUAL_MATMUL_SHARE`` where nobody did."""
 
 
 def _gpu(
@@ -35,6 +40,7 @@ def _gpu(
     pcie_gb_per_s: float,
     source: str,
     nvlink_gb_per_s: float | None = None,
+    matmul_tflops: float | None = None,
 ) -> Gpu:
     return Gpu(
         name=name,
@@ -44,6 +50,7 @@ def _gpu(
         pcie_bytes_per_s=pcie_gb_per_s * 1e9,
         source=source,
         nvlink_bytes_per_s=None if nvlink_gb_per_s is None else nvlink_gb_per_s * 1e9,
+        matmul_share=USUAL_MATMUL_SHARE if matmul_tflops is None else matmul_tflops / tflops["bf16"],
     )
 
 
@@ -51,6 +58,7 @@ _ALL = (
     _gpu(
         "a100-80g",
         tflops={"bf16": 312, "int8": 624},
+        matmul_tflops=265,
         gb_per_s=2_039,
         mib=81_920,
         pcie_gb_per_s=32,
@@ -63,6 +71,7 @@ _ALL = (
     _gpu(
         "h100",
         tflops={"bf16": 989.4, "fp8": 1_978.9, "int8": 1_978.9},
+        matmul_tflops=786,
         gb_per_s=3_350,
         mib=81_559,
         pcie_gb_per_s=64,
@@ -75,6 +84,7 @@ _ALL = (
     _gpu(
         "h100-pcie",
         tflops={"bf16": 756, "fp8": 1_513, "int8": 1_513},
+        matmul_tflops=499.5,
         gb_per_s=2_000,
         mib=81_559,
         pcie_gb_per_s=64,
@@ -86,6 +96,7 @@ _ALL = (
     _gpu(
         "h200",
         tflops={"bf16": 989.4, "fp8": 1_978.9, "int8": 1_978.9},
+        matmul_tflops=790,
         gb_per_s=4_800,
         mib=143_771,
         pcie_gb_per_s=64,
@@ -95,6 +106,7 @@ _ALL = (
     _gpu(
         "h20",
         tflops={"bf16": 148, "fp8": 296, "int8": 296},
+        matmul_tflops=142,
         gb_per_s=4_000,
         mib=97_871,
         pcie_gb_per_s=64,
@@ -104,6 +116,7 @@ _ALL = (
     _gpu(
         "b200",
         tflops={"bf16": 2_250, "fp8": 4_500, "int8": 4_500},
+        matmul_tflops=1_696,
         gb_per_s=8_000,
         mib=183_359,
         pcie_gb_per_s=64,
@@ -116,6 +129,7 @@ _ALL = (
     _gpu(
         "l40s",
         tflops={"bf16": 362, "fp8": 733, "int8": 733},
+        matmul_tflops=269,
         gb_per_s=864,
         mib=46_068,
         pcie_gb_per_s=32,
@@ -124,6 +138,7 @@ _ALL = (
     _gpu(
         "l4",
         tflops={"bf16": 121, "fp8": 242.5, "int8": 242.5},
+        matmul_tflops=91.4,
         gb_per_s=300,
         mib=23_034,
         pcie_gb_per_s=32,
@@ -140,6 +155,7 @@ _ALL = (
     _gpu(
         "rtx-4090",
         tflops={"bf16": 165.2, "fp8": 330.3, "int8": 660.6},
+        matmul_tflops=165,
         gb_per_s=1_008,
         mib=24_564,
         pcie_gb_per_s=32,
@@ -150,6 +166,7 @@ _ALL = (
     _gpu(
         "rtx-pro-6000",
         tflops={"bf16": 503.8, "fp8": 1_007.6, "int8": 1_007.6},
+        matmul_tflops=393,
         gb_per_s=1_792,
         mib=97_887,
         pcie_gb_per_s=64,
@@ -158,6 +175,7 @@ _ALL = (
     _gpu(
         "mi300x",
         tflops={"bf16": 1_307.4, "fp8": 2_614.9, "int8": 2_614.9},
+        matmul_tflops=758,
         gb_per_s=5_300,
         mib=196_592,
         pcie_gb_per_s=64,

@@ -1,0 +1,189 @@
+"""A step from first principles: what it multiplies over peak math, what it reads over memory bandwidth.
+
+The roofline (Williams, Waterman and Patterson, 2009), applied to the parts of a transformer's step one after
+another, because they run one after another::
+
+    seconds = step_s + sequence_s * sequences                                 launches, sampling, scheduling
+            + max(2 * weights * tokens / math, weight bytes / bandwidth)      projections, MLPs, experts
+            + activations that kernels between the products read and write / bandwidth
+            + output layer, once per sampled token                            the same way
+            + KV bytes that decodes read / bandwidth                          decode attention
+            + sum over chunks of 4 * heads * width * count * (start + count / 2) / math     prefill attention
+            + two all-reduces a layer over the links                          tensor parallel only
+
+Decode is bound by bytes (weights once per step, KV once per sequence), prefill by math with the quadratic
+attention term, and a mixed step by both. ``Efficiency`` holds what real kernels reach of the peaks; its
+defaults were fitted to measured vLLM runs (``sim/fidelity``, docs/simulator.md).
+"""
+
+from dataclasses import dataclass, field
+
+from replica.batch import Batch
+from sim.step_time.gpus import GPUS, Gpu
+from sim.step_time.model_shape import ModelShape
+from sim.step_time.model_shapes import MODEL_SHAPES
+from sim.step_time.precisions import EMBEDDING_BITS, PRECISIONS, Precision
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Shares of the peaks that kernels reach, and what a step costs beside its kernels."""
+
+    math: float = 0.92
+    """Of the GPU's measured products, in matrix products over many tokens."""
+    attention_math: float = 0.50
+    """Of the GPU's measured 16-bit products, in prefill attention."""
+    bandwidth: float = 0.97
+    """Of memory bandwidth, reading weights."""
+    kv_bandwidth: float = 0.77
+    """Of memory bandwidth, reading KV, which lies in pages."""
+    step_s: float = 0.00195
+    """Per step, whatever is in it."""
+    sequence_s: float = 30e-6
+    """Per sequence in the step: input preparation, sampling, output processing."""
+    link: float = 0.7
+    """Of the links' rate, in all-reduces of large messages."""
+    all_reduce_s: float = 10e-6
+    """Latency of one all-reduce, however small."""
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineStepTime:
+    """Seconds of a step of ``shape`` on ``tensor_parallel`` GPUs.
+
+    Llama 3.1 8B in bf16 on one H100: a decode step reads 15 GB of weights, and the KV of what runs.
+
+    >>> model = RooflineStepTime.of("llama-3.1-8b", "h100")
+    >>> round(1e3 * model.seconds(Batch((), 1, 1_000, 0)), 2)
+    6.65
+    >>> round(1e3 * model.seconds(Batch((), 64, 64_000, 0)), 2)         # 63 more of 131 MB of KV each
+    11.86
+    >>> int4 = RooflineStepTime.of("llama-3.1-8b", "h100", "int4")        # weights a quarter, KV as before
+    >>> round(1e3 * int4.seconds(Batch((), 1, 1_000, 0)), 2)
+    3.46
+    """
+
+    shape: ModelShape
+    gpu: Gpu
+    precision: Precision
+    tensor_parallel: int = 1
+    kv_bits: float = 16.0
+    efficiency: Efficiency = field(default_factory=Efficiency)
+
+    @classmethod
+    def of(
+        cls,
+        model: str,
+        gpu: str,
+        precision: str = "bf16",
+        *,
+        tensor_parallel: int = 1,
+        kv_bits: float = 16.0,
+        efficiency: Efficiency | None = None,
+    ) -> "RooflineStepTime":
+        """By names; raises ValueError that lists the names there are, or says what does not fit."""
+        for what, name, table in (
+            ("model", model, MODEL_SHAPES),
+            ("GPU", gpu, GPUS),
+            ("precision", precision, PRECISIONS),
+        ):
+            if name not in table:
+                raise ValueError(f"{what} {name!r} is unknown; expected one of {', '.join(table)}")
+        made = cls(
+            MODEL_SHAPES[model],
+            GPUS[gpu],
+            PRECISIONS[precision],
+            tensor_parallel,
+            kv_bits,
+            efficiency or Efficiency(),
+        )
+        if made.precision.math not in made.gpu.math_per_s:
+            raise ValueError(f"precision {precision}: {gpu} has no {made.precision.math} math; use another")
+        if tensor_parallel < 1:
+            raise ValueError(f"tensor_parallel is {tensor_parallel}; expected 1 or more GPUs")
+        return made
+
+    def seconds(self, batch: Batch) -> float:
+        """Seconds to compute ``batch``."""
+        shape, gpu, share = self.shape, self.gpu, self.efficiency
+        gpus = self.tensor_parallel * gpu.matmul_share
+        math_per_s = gpu.math_per_s[self.precision.math] * gpus * share.math
+        math16_per_s = gpu.math_per_s["bf16"] * gpus
+        bytes_per_s = gpu.memory_bytes_per_s * self.tensor_parallel * share.bandwidth
+        kv_bytes_per_s = gpu.memory_bytes_per_s * self.tensor_parallel * share.kv_bandwidth
+        tokens, sampled, chunks = batch.tokens, batch.decode_sequences, batch.prefills
+        attention_s = self._decode_kv_bytes(batch) / kv_bytes_per_s
+        for chunk in chunks:
+            sampled += chunk.samples
+            flops = chunk.count * shape.attention_flops(chunk.start + chunk.count / 2.0)
+            read = (chunk.start + chunk.count) * shape.kv_bytes_per_token(self.kv_bits)
+            attention_s += max(flops / (math16_per_s * share.attention_math), read / kv_bytes_per_s)
+        output = shape.vocab * shape.hidden
+        linear_bytes = (
+            shape.weight_bytes_read(tokens, self.precision.weight_bits) - output * EMBEDDING_BITS / 8.0
+        )
+        return (
+            share.step_s
+            + share.sequence_s * (batch.decode_sequences + len(chunks))
+            + max(shape.flops_per_token * tokens / math_per_s, linear_bytes / bytes_per_s)
+            + max(
+                shape.logits_flops * sampled / (math16_per_s * share.math),
+                output * EMBEDDING_BITS / 8.0 / bytes_per_s,
+            )
+            + attention_s
+            + tokens * self._activation_bytes() / bytes_per_s
+            + self._links_s(tokens)
+        )
+
+    def _activation_bytes(self) -> float:
+        """Of one token, by kernels that are not products, two bytes an element.
+
+        Per layer two norms with their residuals (8 hidden), rotation of queries and keys and attention's
+        ends (5 hidden), and the gate (3 of the MLP's width).
+        """
+        shape = self.shape
+        experts = shape.experts
+        width = shape.ffn if experts is None else experts.active * experts.ffn + experts.shared_ffn
+        return 2.0 * shape.layers * (13 * shape.hidden + 3 * width)
+
+    def _decode_kv_bytes(self, batch: Batch) -> float:
+        """KV and recurrent state that the decodes read; windows as if all contexts were equally long."""
+        sequences = batch.decode_sequences
+        if not sequences:
+            return 0.0
+        mean = batch.decode_context_tokens / sequences
+        return sequences * self._kv_bytes(mean)
+
+    def _kv_bytes(self, context_tokens: float) -> float:
+        shape = self.shape
+        kept = shape.full_layers * context_tokens
+        if shape.window_tokens is not None:
+            kept += shape.windowed_layers * min(context_tokens, float(shape.window_tokens))
+        return kept * shape.kv_elements_per_layer_token * self.kv_bits / 8.0 + shape.state_bytes
+
+    def _links_s(self, tokens: int) -> float:
+        """Two ring all-reduces of the hidden state per layer: ``2 (n - 1) / n`` of it over each link."""
+        count = self.tensor_parallel
+        if count == 1:
+            return 0.0
+        rate = self.gpu.nvlink_bytes_per_s or self.gpu.pcie_bytes_per_s
+        moved = 2.0 * (count - 1) / count * tokens * self.shape.hidden * 2.0
+        return 2 * self.shape.layers * (self.efficiency.all_reduce_s + moved / (rate * self.efficiency.link))
+
+    def kv_capacity_tokens(self, memory_share: float = 0.9, activation_bytes: float = 2e9) -> int:
+        """KV tokens that fit beside the weights. Raises ValueError when the weights alone do not.
+
+        ``memory_share`` of each GPU may be used (vLLM's ``gpu_memory_utilization``), ``activation_bytes`` of
+        that are for a step's working memory.
+        """
+        per_token = self.shape.kv_bytes_per_token(self.kv_bits)
+        if not per_token:
+            raise ValueError(f"{self.shape.name} keeps no KV that grows with its tokens")
+        room = self.tensor_parallel * (self.gpu.memory_bytes * memory_share - activation_bytes)
+        left = room - self.shape.weight_bytes(self.precision.weight_bits)
+        if left <= 0:
+            raise ValueError(
+                f"{self.shape.name} in {self.precision.name} does not fit {self.tensor_parallel} x "
+                f"{self.gpu.name}: use more GPUs or fewer bits"
+            )
+        return int(left / per_token)
