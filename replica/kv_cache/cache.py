@@ -13,6 +13,7 @@ Life of a sequence::
 """
 
 from collections.abc import Iterable, Sized
+from collections.abc import Sequence as Row
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -68,6 +69,8 @@ class Cache(Protocol[Matched]):
     enabled: bool
     """False: nothing is ever matched or published."""
     counters: PrefixCounters
+    hash_tokens: int
+    """Tokens one block hash stands for, in events, evictions and ``block_hashes``."""
 
     @property
     def blocks(self) -> int:
@@ -122,6 +125,12 @@ class Cache(Protocol[Matched]):
 
     def reset(self) -> bool:
         """Forget every cached block; False, changing nothing, while a sequence holds any block."""
+
+    def block_hashes(self, sequence: Sequence) -> Row[BlockHash]:
+        """The chained hashes of the sequence's full blocks of ``hash_tokens``, or the ids that name them.
+
+        O(tokens not hashed yet).
+        """
 
     def take_events(self) -> list[CacheEvent]:
         """Events since the last call, in order; empty unless they are recorded."""

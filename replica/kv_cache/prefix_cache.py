@@ -66,7 +66,7 @@ class PrefixCache:
         self.pool = BlockPool(
             blocks, self._events if record_events else None, self._evictions if record_evictions else None
         )
-        self.block_size = block_size
+        self.block_size = self.hash_tokens = block_size
         self.enabled = enabled
         self.counters = PrefixCounters()
         self._raw_hash = raw_hash
@@ -194,6 +194,11 @@ class PrefixCache:
     def reset(self) -> bool:
         """Forget every cached block; False, changing nothing, while a sequence holds any block."""
         return self.pool.forget_all()
+
+    def block_hashes(self, sequence: Sequence) -> list[BlockHash]:
+        """The chained hashes of the sequence's full blocks, or the ids that name them."""
+        self._hash_blocks(sequence, sequence.total_tokens // self.block_size)
+        return sequence.block_hashes
 
     def take_events(self) -> list[CacheEvent]:
         """Events since the last call, in order; empty unless ``record_events``."""

@@ -81,6 +81,7 @@ class RadixCache:
         self._events: list[CacheEvent] = []
         self._evictions: list[Evicted] = []
         self._hash_units = hash_units
+        self.hash_tokens = hash_units * block_size
         order = eviction_order(eviction, tail_slack_tokens // block_size)
         self.tree = RadixTree(order, hash_units, self._evictions if record_evictions else None)
         self._free = self._whole_pool()
@@ -212,6 +213,11 @@ class RadixCache:
             self._events.append(CacheCleared())
         return True
 
+    def block_hashes(self, sequence: Sequence) -> Row[BlockHash]:
+        """The chained hashes of the sequence's full event blocks, or the ids that name them."""
+        count = sequence.total_tokens // self.hash_tokens
+        return event_hashes(sequence, self.hash_tokens, self._hash_units, count, self._raw_hash)
+
     def take_events(self) -> list[CacheEvent]:
         """Events since the last call, in order; empty unless ``record_events``."""
         events = self._events[:]
@@ -293,14 +299,13 @@ class RadixCache:
         first, last = start // self._hash_units, stop // self._hash_units
         hashes: Row[BlockHash] = ()
         if self._records_hashes and first < last:
-            tokens = self._hash_units * self.block_size
-            hashes = event_hashes(sequence, tokens, self._hash_units, last, self._raw_hash)
+            hashes = event_hashes(sequence, self.hash_tokens, self._hash_units, last, self._raw_hash)
             if self._records_events:
                 news: list[bool] = []
                 for block in range(first, last):
                     known = hashes[block] in self.tree.hash_counts or hashes[block] in hashes[first:block]
                     news.append(not known)
-                self._events += stored_events(sequence, hashes, first, news, tokens)
+                self._events += stored_events(sequence, hashes, first, news, self.hash_tokens)
         return self.tree.grow(node, units[start:stop], sequence.block_table[start:stop], hashes[first:last])
 
     def _set_published(self, sequence: Sequence, pages: int) -> None:

@@ -98,7 +98,13 @@ class PeerOffer:
 
 
 class TierMover(Protocol):
-    """Moves bytes and reports every end to ``Tiers``; its errors are reports, never exceptions."""
+    """Moves bytes and reports every end to ``Tiers``; its errors are reports, never exceptions.
+
+    Per step: ``schedule``, then ``carry_out(tiers.evicted(cache.take_evictions()))``, then the model. Per
+    request: ``tiers.plan``; ``tiers.begin`` keeps the sources; ``loads.begin`` makes room, and what that
+    evicts is carried out before ``fetch`` (no room: ``tiers.ended`` with ABORTED); as blocks come
+    ``loads.arrived``; at the end ``tiers.ended``, ``scheduler.add``, ``loads.end``.
+    """
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         """Begin these. Device memory of every ``Save`` is read before this returns."""

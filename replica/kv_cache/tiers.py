@@ -211,7 +211,10 @@ class Tiers:
     def begin(
         self, plan: FetchPlan, block_hashes: Sequence[BlockHash], peer: PeerOffer | None = None
     ) -> Fetch | None:
-        """Keep the sources of a plan just made; None: it fetches nothing. Nothing may come in between."""
+        """Keep the sources of a plan just made; None: it fetches nothing.
+
+        Nothing may come in between: room for the load is made afterwards.
+        """
         self.counters.recomputed += plan.within_reach - len(plan.sources)
         if not plan.sources:
             return None

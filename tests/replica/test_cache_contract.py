@@ -394,6 +394,24 @@ def test_evictions_name_memory_that_still_holds_the_block(make):
     assert set(texts) == set(cache.cached_hashes())
 
 
+def test_block_hashes_are_the_contract_s_chain(make):
+    cache = make(64, record_events=True)
+    a = request("a", PREFIX[:10], salt="s")
+    assert list(cache.block_hashes(a)) == chain(PREFIX[:10], PAGE, root_hash("s"))[: 10 // cache.hash_tokens]
+    assert cache.hash_tokens == PAGE
+    start(cache, a)
+    a.token_ids += PREFIX[10:]
+    a.output_tokens = 10
+    assert list(cache.block_hashes(a)) == chain(PREFIX, PAGE, root_hash("s"))
+    cache.extend(a)
+    compute(cache, a)
+    told = [block_hash for event in cache.take_events() for block_hash in event.block_hashes]
+    assert told == list(cache.block_hashes(a))
+    size = cache.block_size
+    ids = Sequence.of_blocks("b", range(1, 9), 8 * size, 1, block_size=size)
+    assert list(cache.block_hashes(ids)) == list(range(1, 9))[PAGE // size - 1 :: PAGE // size]
+
+
 def test_nothing_is_recorded_unless_asked_for(make):
     cache = make(16)
     for number in range(5):
