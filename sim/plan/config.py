@@ -131,6 +131,8 @@ class LongPromptsPlan(PlanSection):
     tpot_ms: PositiveFloat = 50.0
     queue_share: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Of the TTFT target that is kept for waiting."""
+    in_time_share: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    """Of requests that may not wait longer."""
     transfer_gb_per_s: PositiveFloat = 50.0
     """From a prefill replica to a decode replica; 50 is 400 Gbit/s."""
     gpu_hour_dollars: NonNegativeFloat = 0.0

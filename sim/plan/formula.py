@@ -9,6 +9,8 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 
+from sim.plan.queueing import erlang_c
+
 _OPERATORS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -25,6 +27,7 @@ _FUNCTIONS: Mapping[str, Callable[..., float]] = {
     "sqrt": math.sqrt,
     "exp": math.exp,
     "ln": math.log,
+    "erlang_c": erlang_c,
 }
 
 

@@ -6,7 +6,8 @@ from the last checkpoint before the place where it leaves what is cached, and co
 
 from sim.plan.config import HybridPlan
 from sim.plan.plan_error import PlanError
-from sim.plan.replica_sheet import describe, model_shape, write_replica
+from sim.plan.replica_parts import model_shape
+from sim.plan.replica_sheet import describe, write_replica
 from sim.plan.worksheet import Report, Worksheet
 from sim.step_time.model_shape import RecurrentState
 

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 from sim.plan.config import LongPromptsPlan, NumbersTraffic, SloPlan
+from sim.plan.queueing import most_offered, smallest_pool
 from sim.plan.replica_cost import ReplicaCost
 from sim.plan.replica_sheet import describe, write_replica
-from sim.plan.trials import Trial, conclude_hit_rate, write_trials
+from sim.plan.trials import Trial, conclude_hit_rate, write_trial
 from sim.plan.worksheet import Report, Worksheet
 from sim.simulate import Progress
 
@@ -56,6 +57,7 @@ def _asked(sheet: Worksheet, plan: LongPromptsPlan) -> None:
     sheet.given("output_tokens", plan.output_tokens, "tokens", "reply", "plan")
     sheet.given("target_ms", plan.ttft_target_ms, "ms", "arrival to first token", "plan")
     sheet.given("tpot_target_ms", plan.tpot_ms, "ms", "per token after the first", "plan")
+    sheet.given("in_time_share", plan.in_time_share, "", "of requests must not wait longer", "plan")
     sheet.given("max_utilization", plan.max_utilization, "", "ceiling whatever latency allows", "plan")
 
 
@@ -102,7 +104,8 @@ def _warmth(sheet: Worksheet, plan: LongPromptsPlan, cost: ReplicaCost) -> None:
     )
     if sheet["prefill_cold_ms"] > plan.ttft_target_ms and plan.warm_share < 1:
         sheet.conclude(
-            f"Cold requests, {1 - plan.warm_share:.0%} of them, miss the target on a prefill replica at load."
+            f"Cold requests, {1 - plan.warm_share:.0%} of them, miss the target on a prefill replica, "
+            "whatever the load."
         )
     with sheet.scope("prefill"):
         sheet.line("new_tokens", "prompt_tokens - shared_tokens", "tokens", "of a warm prompt to prefill")
@@ -119,16 +122,17 @@ def _prefill_pool(sheet: Worksheet) -> None:
         "(warm_share * prefill_warm_ms ** 2 + (1 - warm_share) * prefill_cold_ms ** 2) / (2 * prefill_ms)"
     )
     sheet.line("residual_ms", formula, "ms", "mean remaining work of a prefill that is met")
-    sheet.line("prefill_work", "requests_per_s * prefill_ms / 1000", "replicas", "arriving in a second")
-    says = "its share of time at which the mean wait is a third of what may be waited"
-    formula = "(queue_ms / 3) / (queue_ms / 3 + residual_ms)"
-    sheet.line("queue_rho", formula, "", says)
-    sheet.note(
-        "M/G/1: the mean wait is rho / (1 - rho) * residual_ms; 95% of requests wait at most ln(20) = 3 "
-        "times that."
-    )
-    sheet.line("prefill_ceiling", "min(queue_rho, max_utilization)", "", "ceiling of a prefill replica")
-    formula = "ceil(prefill_work / prefill_ceiling)"
+    says = "busy with prefill, mean"
+    offered = sheet.line("prefill_work", "requests_per_s * prefill_ms / 1000", "replicas", says)
+    late = 1.0 - sheet["in_time_share"]
+    says = "for waits within queue_ms, work dealt out perfectly (one queue for all)"
+    fewest = smallest_pool(offered, sheet["queue_ms"], sheet["residual_ms"], late)
+    how = "fewest at which late_share is at most 1 - in_time_share"
+    sheet.found("replicas_queue", fewest, "replicas", says, how)
+    tail = "exp(-queue_ms * (replicas_queue - prefill_work) / residual_ms)"
+    says = "of requests then wait longer"
+    sheet.line("late_share", f"erlang_c(replicas_queue, prefill_work) * {tail}", "", says)
+    formula = "max(replicas_queue, ceil(prefill_work / max_utilization))"
     sheet.line("prefill_replicas", formula, "replicas", "in the prefill pool")
     says = "that the warm prefixes take"
     need = sheet.line("prefix_tokens", "prefixes * shared_tokens", "tokens", says)
@@ -146,7 +150,9 @@ def _prefill_pool(sheet: Worksheet) -> None:
 def _same_replica(sheet: Worksheet) -> None:
     same = (
         ("step_ms", "ms", "a decode step, whatever is in it"),
+        ("fixed_ms", "ms", "of a step, beside reading the weights"),
         ("context_ns", "ns", "reading one token of a sequence's context"),
+        ("sequence_us", "µs", "a decode step longer by this per sequence, its KV apart"),
         ("math_us", "µs", "math of one token"),
         ("kv_tokens", "tokens", "room for KV"),
     )
@@ -155,7 +161,8 @@ def _same_replica(sheet: Worksheet) -> None:
 
 
 def _decode_pool(sheet: Worksheet, plan: LongPromptsPlan, cost: ReplicaCost) -> bool:
-    formula = "(prompt_tokens + output_tokens / 2) * decode_context_ns / 1000000"
+    context = "(prompt_tokens + output_tokens / 2) * decode_context_ns / 1000"
+    formula = f"(decode_sequence_us + {context}) / 1000"
     sheet.line("sequence_ms", formula, "ms", "a step longer by this per sequence: its KV is read")
     formula = "decode_kv_tokens / (prompt_tokens + output_tokens)"
     fits = sheet.line("batch_kv", formula, "sequences", "that fit into memory")
@@ -169,7 +176,7 @@ def _decode_pool(sheet: Worksheet, plan: LongPromptsPlan, cost: ReplicaCost) -> 
         return False
     sheet.given("max_running", cost.max_running, "", "sequences in a batch, at most", "plan")
     sheet.line("batch", "floor(min(batch_kv, batch_tpot, max_running))", "sequences", "of a full replica")
-    formula = "max(decode_step_ms, batch * decode_math_us / 1000) + batch * sequence_ms"
+    formula = "max(decode_step_ms, decode_fixed_ms + batch * decode_math_us / 1000) + batch * sequence_ms"
     sheet.line("full_step_ms", formula, "ms", "a step of a full replica")
     sheet.line("decode_tps", "batch / full_step_ms * 1000", "tokens/s", "of a full replica")
     says = "arriving in a second"
@@ -199,7 +206,12 @@ def _both(sheet: Worksheet, plan: LongPromptsPlan) -> None:
             how = f"{count} prefill replicas of {plan.prefill_gpus} GPUs"
             sheet.given("prefills", count, "replicas", "prefill", how)
             sheet.given("decodes", rest, "replicas", "decode", "on the GPUs that are left")
-            formula = "prefills * prefill_ceiling / prefill_ms * 1000"
+            most = most_offered(count, sheet["queue_ms"], sheet["residual_ms"], 1.0 - plan.in_time_share)
+            busy = "of them may be busy, mean, for waits within queue_ms"
+            sheet.found(
+                "prefill_busy", most, "replicas", busy, "largest at which late_share keeps in_time_share"
+            )
+            formula = "min(prefill_busy, prefills * max_utilization) / prefill_ms * 1000"
             sheet.line("prefill_rate", formula, "requests/s", says)
             formula = "decodes * max_utilization * decode_tps / output_tokens"
             sheet.line("decode_rate", formula, "requests/s", "requests/s that decode replicas carry")
@@ -240,18 +252,14 @@ def _trials(
     )
     slo = SloPlan(ttft_ms=plan.ttft_target_ms, tpot_ms=plan.tpot_ms)
     pool = Trial.of(plan.simulate, traffic, slo, prefill, None, progress)
-    write_trials(
-        sheet, pool, [int(sheet["prefill_replicas"])], "Prefill pool under the virtual clock", "prefill"
-    )
+    write_trial(sheet, pool, int(sheet["prefill_replicas"]), "Prefill pool, tried", "prefill")
     conclude_hit_rate(sheet, "warm_share * shared_tokens / prompt_tokens", "prefill_simulated_hit_rate")
     sheet.line(
         "shown_ttft_ms", "prefill_simulated_ttft_mean_ms + transfer_ms", "ms", "first token at the user, mean"
     )
-    free = replace(decode, token_us=0.0, fixed_ms=0.0, attention_tokens=None)
+    free = replace(decode, token_us=0.0, fixed_ms=0.0, attention_tokens=None, roofline=None)
     traffic = traffic.model_copy(update={"output_tokens": plan.output_tokens})
     pool = Trial.of(
         plan.simulate.model_copy(update={"policy": "least_loaded"}), traffic, slo, free, None, progress
     )
-    write_trials(
-        sheet, pool, [int(sheet["decode_replicas"])], "Decode pool under the virtual clock", "decode"
-    )
+    write_trial(sheet, pool, int(sheet["decode_replicas"]), "Decode pool, tried", "decode")

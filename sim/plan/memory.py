@@ -2,7 +2,8 @@
 
 from sim.plan.cache_curve import CacheCurve, cache_curve, coarser
 from sim.plan.config import MemoryPlan
-from sim.plan.replica_sheet import describe, model_shape, write_replica
+from sim.plan.replica_parts import model_shape
+from sim.plan.replica_sheet import describe, write_replica
 from sim.plan.traffic_sheet import read_trace_named
 from sim.plan.worksheet import Report, Worksheet
 from sim.workload.trace import Trace
@@ -27,13 +28,9 @@ def plan_memory(plan: MemoryPlan) -> Report:
     cost = write_replica(sheet, plan.replica)
     sheet.section("A request")
     sheet.given("sequence_tokens", plan.sequence_tokens, "tokens", "prompt and reply, mean", "plan")
-    shape = model_shape(plan.replica)
-    fixed = shape.kv_bytes(1 << 30, plan.replica.kv_bits) - shape.kv_bytes_per_token(plan.replica.kv_bits) * (
-        1 << 30
-    )
-    says = "windows and recurrent state of a long sequence, whatever its length"
-    sheet.given("fixed_mb", fixed / 1e6, "MB", says, shape.source)
-    formula = "sequence_tokens * kv_bytes / 1000000 + fixed_mb"
+    formula = "sequence_tokens * kv_bytes / 1000000"
+    if model_shape(plan.replica).state is not None or model_shape(plan.replica).windowed_layers:
+        formula += " + fixed_mb"
     sheet.line("sequence_mb", formula, "MB", "KV of one request")
     sheet.line("live", "kv_gb * 1000 / sequence_mb", "requests", "that fit at once, nothing shared")
     sheet.conclude(

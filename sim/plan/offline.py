@@ -97,9 +97,9 @@ def _bill(sheet: Worksheet, plan: OfflinePlan, cost: ReplicaCost, gpu_dollars: f
     sheet.line("warm_ms", formula, "ms", "prefill, prefix cached")
     sheet.line("prefill_ms", "hits * warm_ms + (1 - hits) * cold_ms", "ms", "prefill, mean")
     _batch(sheet, way)
-    formula = "(prompt_tokens + output_tokens / 2) * context_ns / 1000000"
+    formula = "(sequence_us + (prompt_tokens + output_tokens / 2) * context_ns / 1000) / 1000"
     sheet.line("sequence_ms", formula, "ms", "a step longer by this per sequence: its KV is read")
-    formula = "max(step_ms, batch * math_us / 1000) + batch * sequence_ms"
+    formula = "max(step_ms, fixed_ms + batch * math_us / 1000) + batch * sequence_ms"
     sheet.line("full_step_ms", formula, "ms", "a decode step")
     sheet.line("decode_ms", "output_tokens * full_step_ms / batch", "ms", "decode of one request, its share")
     sheet.line("replica_h", "requests * (prefill_ms + decode_ms) / 3600000", "h", "replica-hours")
@@ -116,7 +116,7 @@ def _batch(sheet: Worksheet, way: Way) -> None:
         says = "that fit into memory, one prefix for all"
     sheet.line("batch_kv", formula, "sequences", says)
     says = "at which math hides reading the weights: more gain nothing"
-    sheet.line("batch_math", "step_ms / math_us * 1000", "sequences", says)
+    sheet.line("batch_math", "(step_ms - fixed_ms) / math_us * 1000", "sequences", says)
     if way.fullest_batch:
         sheet.line("batch", "max(1, floor(min(batch_kv, batch_math)))", "sequences", "decoding at once")
     else:

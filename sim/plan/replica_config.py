@@ -1,6 +1,6 @@
 """What a plan's YAML says of a replica: model and GPUs by name or by their sizes, or what was measured.
 
-Defaults that are assumptions about hardware are printed as such in the plan.
+Defaults about hardware are those that the simulator's roofline was fitted with; a plan prints them as such.
 """
 
 from collections.abc import Iterable
@@ -23,6 +23,9 @@ from pydantic import (
 from sim.step_time.gpus import GPUS
 from sim.step_time.model_shapes import MODEL_SHAPES
 from sim.step_time.precisions import PRECISIONS
+from sim.step_time.roofline import Efficiency
+
+_FITTED = Efficiency()
 
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
@@ -132,7 +135,7 @@ AnyGpu = Annotated[
 
 
 class RooflineReplica(PlanSection):
-    """A replica as its model and GPUs make it."""
+    """A replica as its model and GPUs make it. Shares of the peaks are those of ``RooflineStepTime``."""
 
     kind: Literal["roofline"]
     model: Model
@@ -141,20 +144,26 @@ class RooflineReplica(PlanSection):
     """Of one replica (tensor parallel)."""
     precision: NamedPrecision = "bf16"
     kv_bits: Literal[16, 8] = 16
-    math_share: PositiveShare = 0.5
-    """Of the peak that prefill reaches."""
-    bandwidth_share: PositiveShare = 0.75
-    """Of the peak that reading weights and KV reaches."""
-    link_share: PositiveShare = 0.75
-    """Of the rated link speed that an all-reduce reaches."""
-    link_latency_us: NonNegativeFloat = 8.0
-    """Of one all-reduce of little data; two per layer and step when there are several GPUs."""
+    math_share: PositiveShare = _FITTED.math
+    """Of the products that were measured on the GPU, in projections and MLPs."""
+    attention_share: PositiveShare = _FITTED.attention_math
+    """Of the same, in attention of a prefill."""
+    bandwidth_share: PositiveShare = _FITTED.bandwidth
+    """Of memory bandwidth, reading weights."""
+    kv_bandwidth_share: PositiveShare = _FITTED.kv_bandwidth
+    """Of memory bandwidth, reading KV."""
+    link_share: PositiveShare = _FITTED.link
+    """Of the links' rate, in large all-reduces."""
+    link_latency_us: NonNegativeFloat = _FITTED.all_reduce_s * 1e6
+    """Of one all-reduce; two per layer and step when there are several GPUs."""
+    step_overhead_ms: NonNegativeFloat = _FITTED.step_s * 1e3
+    """Of every step, beside its kernels."""
+    sequence_overhead_us: NonNegativeFloat = _FITTED.sequence_s * 1e6
+    """Of every sequence in a step."""
     memory_share: PositiveShare = 0.9
     """Of the memory that the engine may take (vLLM's ``gpu_memory_utilization``)."""
-    reserve_gb: NonNegativeFloat = 1.25
-    """Per GPU, for activations and graphs. 1.25 gives the KV room of ``vllm_measured``, RTX 4090."""
-    step_overhead_ms: NonNegativeFloat = 0.5
-    """Of every step, outside the GPU's own work."""
+    reserve_gb: NonNegativeFloat = 1.7
+    """Per GPU, for activations and graphs. 1.7 gives the KV room of ``vllm_measured``'s RTX 4090."""
     max_running: PositiveInt = 256
     max_batched_tokens: PositiveInt = 8_192
 

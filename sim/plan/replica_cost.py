@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from replica.batch import Batch
 from sim.simulated_replica import ReplicaSettings
+from sim.step_time.roofline import RooflineStepTime
+from sim.step_time.step_time import StepTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +14,9 @@ class ReplicaCost:
 
         max(step_ms, fixed_ms + m * token_us * (1 + (h + m / 2) / attention_tokens) / 1000)    milliseconds
 
-    and a decode step of B sequences ``step_ms + B * (sequence_us + context * context_ns / 1000) / 1000``.
+    and a decode step of B sequences, milliseconds::
+
+        max(step_ms, fixed_ms + B * math_us / 1000) + B * (sequence_us + context * context_ns / 1000) / 1000
 
     Worked example, 32 µs a token, no attention term, 2,900 of 3,300 tokens cached:
 
@@ -36,6 +40,8 @@ class ReplicaCost:
     kv_bytes: float = 131_072.0
     """Per token."""
     gpus: int = 1
+    roofline: RooflineStepTime | None = None
+    """What the figures above are the closed form of; the simulator uses it in their place."""
     max_running: int = 256
     max_batched_tokens: int = 8_192
 
@@ -53,9 +59,9 @@ class ReplicaCost:
             work += f" * (1 + ({position} + {new_tokens} / 2) / attention_tokens)"
         return f"max(step_ms, fixed_ms + {work} / 1000)"
 
-    def step_time(self) -> "ImpliedStepTime":
+    def step_time(self) -> StepTime:
         """How long a step takes, for the simulator."""
-        return ImpliedStepTime(self)
+        return self.roofline or ImpliedStepTime(self)
 
     def settings(self) -> ReplicaSettings:
         """Room and limits, for the simulator."""
@@ -88,14 +94,12 @@ class ImpliedStepTime:
     def seconds(self, batch: Batch) -> float:
         """Seconds to compute ``batch``."""
         cost = self.cost
-        math_us = cost.math_us * batch.decode_sequences
-        if batch.prefill_tokens:
-            math_us += cost.fixed_ms * 1e3
-            for chunk in batch.prefills:
-                growth = 1.0
-                if cost.attention_tokens is not None:
-                    growth += (chunk.start + chunk.count / 2.0) / cost.attention_tokens
-                math_us += chunk.count * cost.token_us * growth
+        math_us = cost.fixed_ms * 1e3 + cost.math_us * batch.decode_sequences
+        for chunk in batch.prefills:
+            growth = 1.0
+            if cost.attention_tokens is not None:
+                growth += (chunk.start + chunk.count / 2.0) / cost.attention_tokens
+            math_us += chunk.count * cost.token_us * growth
         kv_us = (
             cost.sequence_us * batch.decode_sequences + cost.context_ns * batch.decode_context_tokens / 1e3
         )

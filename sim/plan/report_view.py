@@ -48,13 +48,15 @@ def plain_lines(report: Report) -> Iterator[str]:
 def shown(value: float) -> str:
     """A number for people: whole ones in full, others to four digits.
 
-    >>> [shown(value) for value in (12600, 105.6, 0.0057704, 455160.4, 0.79091, 0.0, float("inf"))]
-    ['12,600', '105.6', '0.00577', '455,160', '0.7909', '0', 'infinite']
+    >>> [shown(value) for value in (12600, 105.6, 0.0057704, 455160.4, 0.79091, 3e-9, float("inf"))]
+    ['12,600', '105.6', '0.00577', '455,160', '0.7909', '3e-09', 'infinite']
     """
     if math.isinf(value):
         return "infinite"
     if value == int(value):
         return f"{int(value):,}"
+    if abs(value) < 1e-4:
+        return f"{value:.3g}"
     digits = max(0, 3 - math.floor(math.log10(abs(value))))
     return f"{value:,.{digits}f}".rstrip("0").rstrip(".") if digits else f"{value:,.0f}"
 

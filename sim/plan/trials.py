@@ -1,7 +1,6 @@
 """The answer tried: the simulator's fleet, with the step time that the arithmetic implies."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import log
@@ -19,6 +18,7 @@ PREFIX_IDS = 1 << 32
 
 
 HIT_RATE_TOLERANCE = 0.03
+MOST_TRIALS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,38 +112,75 @@ def planned_trace(traffic: NumbersTraffic, plan: SimulatePlan) -> Trace:
     return Trace("the plan's averages", BLOCK_TOKENS, tuple(requests))
 
 
-def write_trials(
-    sheet: Worksheet,
-    trial: Trial,
-    sizes: Sequence[int],
-    title: str = "Tried under the virtual clock",
-    scope: str = "",
-) -> None:
-    """One simulation per number of replicas, side by side; the last is the answer's.
-
-    Quantities are called ``simulated_...`` for the last, ``simulated_N_...`` for the others.
-    """
+def write_trial(sheet: Worksheet, trial: Trial, replicas: int, title: str, scope: str) -> None:
+    """One simulation; its quantities are called ``<scope>_simulated_...``."""
     sheet.section(title)
-    count = len(trial.trace.requests)
-    rows: list[list[str]] = []
-    for replicas in sizes:
-        result = trial.run(replicas)
-        how = f"simulated: {count} requests of {trial.trace.name}, {trial.policy}, seed {trial.seed}"
-        name = f"{scope}_simulated".strip("_") + ("" if replicas == sizes[-1] else f"_{replicas}")
-        found = (
-            ("ttft_mean_ms", _ms(result.ttft_s.mean), "ms", "first token, mean"),
-            ("ttft_p50_ms", _ms(result.ttft_s.p50), "ms", "median"),
-            ("ttft_p99_ms", _ms(result.ttft_s.p99), "ms", "p99"),
-            ("tpot_p50_ms", result.tpot_ms.p50 or 0.0, "ms", "per token, median"),
-            ("hit_rate", result.cached_share or 0.0, "", "cached share"),
-            ("in_slo", result.in_slo_share or 0.0, "", "in time"),
+    name = f"{scope}_simulated"
+    _write(sheet, trial, replicas, trial.run(replicas), name)
+
+
+def search_trials(sheet: Worksheet, trial: Trial, replicas: int, share: float) -> None:
+    """The answer simulated, and its neighbours until the fewest replicas that keep the promise are found.
+
+    Quantities are called ``simulated_...`` for the answer, ``simulated_N_...`` for N other replicas.
+    """
+    sheet.section("Tried under the virtual clock")
+    results = {replicas: trial.run(replicas)}
+
+    def kept(size: int) -> bool:
+        return (results[size].in_slo_share or 0.0) >= share
+
+    step = -1 if kept(replicas) else 1
+    size = replicas
+    while size + step >= 1 and len(results) < MOST_TRIALS:
+        size += step
+        results[size] = trial.run(size)
+        if kept(size) == (step > 0):
+            break
+    rows = []
+    for size in sorted(results):
+        name = "simulated" if size == replicas else f"simulated_{size}"
+        keys = _write(sheet, trial, size, results[size], name)
+        rows.append([f"{size}", *(f"{name}_{key}" for key in keys)])
+    columns = [("replicas", ""), *((title, unit) for _, _, unit, title in _found(results[replicas]))]
+    sheet.grid("", columns, rows)
+    enough = [size for size in sorted(results) if kept(size)]
+    says = f"of those tried, the fewest of which {share:.0%} of requests kept their promise"
+    if not enough:
+        sheet.conclude(
+            f"Simulated, not even {max(results)} replicas keep the promise to {share:.0%} of requests."
         )
-        with sheet.scope(name):
-            for key, value, unit, says in found:
-                sheet.found(key, value, unit, says, f"{how}; {replicas} replicas")
-        rows.append([f"{replicas}", *(f"{name}_{key}" for key, *_ in found)])
-    columns = [("replicas", ""), *((says, unit) for _, _, unit, says in found)]
-    sheet.grid(f"{how}", columns, rows)
+        return
+    sheet.found("simulated_replicas", enough[0], "replicas", says, "simulated: the table above")
+    if enough[0] > replicas:
+        sheet.conclude(f"Simulated, {enough[0]} replicas are needed: plan with that.")
+    elif enough[0] < replicas:
+        sheet.conclude(
+            f"Simulated, {enough[0]} would keep the promise; {replicas} leave the room that max_utilization "
+            "asks for."
+        )
+    else:
+        sheet.conclude(f"Simulated, {replicas} keep the promise to {share:.0%} of requests and fewer do not.")
+
+
+def _write(sheet: Worksheet, trial: Trial, replicas: int, result: Result, name: str) -> list[str]:
+    count = len(trial.trace.requests)
+    how = f"simulated: {count} requests of {trial.trace.name} on {replicas} replicas, {trial.policy}"
+    with sheet.scope(name):
+        for key, value, unit, says in _found(result):
+            sheet.found(key, value, unit, says, f"{how}, seed {trial.seed}")
+    return [key for key, *_ in _found(result)]
+
+
+def _found(result: Result) -> tuple[tuple[str, float, str, str], ...]:
+    return (
+        ("ttft_mean_ms", _ms(result.ttft_s.mean), "ms", "first token, mean"),
+        ("ttft_p50_ms", _ms(result.ttft_s.p50), "ms", "first token, median"),
+        ("ttft_p99_ms", _ms(result.ttft_s.p99), "ms", "first token, p99"),
+        ("tpot_p50_ms", result.tpot_ms.p50 or 0.0, "ms", "per token, median"),
+        ("hit_rate", result.cached_share or 0.0, "", "cached share"),
+        ("in_slo", result.in_slo_share or 0.0, "", "in time"),
+    )
 
 
 def conclude_hit_rate(sheet: Worksheet, planned: str, simulated: str) -> None:
