@@ -36,6 +36,7 @@ class Attempt:
         self.connection: ReplicaConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self.sent_at = now
+        """When the connection was there; until then, when it was asked for."""
 
     # --- sending ---------------------------------------------------------------------------------
 
@@ -43,19 +44,19 @@ class Attempt:
         """Send the request on an idle connection, or on one that is made now."""
         assert self._flight is not None
         pool = self._service.pool(self._flight.replica)
-        settings = self._exchange.settings
-        connection = pool.take_idle(now - settings.replica_keepalive_s)
+        connection = pool.take_idle(now - self._exchange.settings.replica_keepalive_s)
         if connection is not None:
             self._send_on(connection)
         else:
-            self._connecting = pool.connect(self, settings.connect_s)
+            self._connecting = pool.connect(self)
 
     def send_again(self) -> None:
         """The replica had closed an idle connection when the request came: use a fresh one."""
         assert self._flight is not None
         self.connection = None
+        self.sent_at = self._service.clock()
         pool = self._service.pool(self._flight.replica)
-        self._connecting = pool.connect(self, self._exchange.settings.connect_s)
+        self._connecting = pool.connect(self)
 
     def _send_on(self, connection: ReplicaConnection) -> None:
         self.connection = connection
@@ -71,11 +72,11 @@ class Attempt:
         self.sent_at = self._service.clock()
         self._send_on(connection)
 
-    def connect_failed(self, *, timed_out: bool, why: str) -> None:
+    def connect_failed(self, why: str) -> None:
         """The pool could make none."""
         self._connecting = None
         if self._flight is not None:
-            self._exchange.connect_failed(timed_out=timed_out, why=why)
+            self._exchange.connect_failed(why)
 
     # --- ends of the booking ---------------------------------------------------------------------
 

@@ -20,6 +20,9 @@ logger = logging.getLogger("warmroute.proxy")
 BACKLOG = 4096
 STOP_POLL_S = 0.02
 HOLD_TICK_S = 0.01
+SWEEP_AT_ONCE = 256
+SWEEP_PAUSE_S = 0.002
+"""Thousands of clients are swept in pieces, with the loop's other work in between."""
 LAST_FLUSH_S = 1.0
 """After ``stop``'s time-out, clients have so long to take their last bytes."""
 
@@ -42,6 +45,7 @@ class DataPlane:
         self._server: asyncio.Server | None = None
         self._clients: set[ClientConnection] = set()
         self._sweeping: asyncio.TimerHandle | None = None
+        self._to_sweep: list[ClientConnection] = []
         self._ticking: asyncio.TimerHandle | None = None
         self.service.hold_began = self._tick_later
         self.address = config.listen
@@ -152,12 +156,20 @@ class DataPlane:
     def _sweep(self) -> None:
         service = self.service
         now, settings = service.clock(), service.settings
-        for client in list(self._clients):
+        if not self._to_sweep:
+            self._to_sweep = list(self._clients)
+        for client in self._to_sweep[-SWEEP_AT_ONCE:]:
+            if client not in self._clients:
+                continue  # gone since
             try:
                 client.sweep(now, settings)
             except Exception:
                 logger.exception("a fault of the router's own")
                 client.abort()
+        del self._to_sweep[-SWEEP_AT_ONCE:]
+        if self._to_sweep:
+            self._sweeping = asyncio.get_running_loop().call_later(SWEEP_PAUSE_S, self._sweep)
+            return
         not_idle_before = now - settings.replica_keepalive_s
         for pool in service.pools():
             pool.sweep(not_idle_before)

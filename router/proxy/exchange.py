@@ -171,9 +171,9 @@ class Exchange:
         head = self._head
         return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b" % (head.method, head.target, authority, self._after_host)
 
-    def connect_failed(self, *, timed_out: bool, why: str) -> None:
+    def connect_failed(self, why: str) -> None:
         """The attempt could make no connection."""
-        self._attempt_failed(Failure.CONNECT, CONNECT_TIMEOUT if timed_out else REPLICA_UNREACHABLE, why)
+        self._attempt_failed(Failure.CONNECT, REPLICA_UNREACHABLE, why)
 
     def _attempt_failed(self, failure: Failure, error: RouterError, why: str) -> None:
         """The attempt ended without an answer: try another replica, or tell the client."""
@@ -465,12 +465,7 @@ class Exchange:
                 self.fail(HOLD_TIMEOUT)
                 return
         elif self._answer is None:
-            if (
-                attempt is not None
-                and attempt.waits_for_answer
-                and now - attempt.sent_at > settings.first_byte_s
-            ):
-                self._attempt_failed(Failure.FIRST_BYTE_TIMEOUT, FIRST_BYTE_TIMEOUT, "time-out")
+            if attempt is not None and self._attempt_overdue(attempt, now - attempt.sent_at):
                 return
         elif self._moved or self.client.write_paused:
             self._moved = False
@@ -480,6 +475,16 @@ class Exchange:
             return
         if settings.total_s is not None and now - self._started_at > settings.total_s:
             self.fail(TOTAL_TIMEOUT)
+
+    def _attempt_overdue(self, attempt: Attempt, waited_s: float) -> bool:
+        if attempt.waits_for_answer:
+            if waited_s > self.settings.first_byte_s:
+                self._attempt_failed(Failure.FIRST_BYTE_TIMEOUT, FIRST_BYTE_TIMEOUT, "time-out")
+                return True
+        elif waited_s > self.settings.connect_s:
+            self._attempt_failed(Failure.CONNECT, CONNECT_TIMEOUT, "time-out")
+            return True
+        return False
 
     def client_paused(self) -> None:
         """The client does not take what is sent: neither do we take more."""

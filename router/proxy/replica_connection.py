@@ -119,7 +119,9 @@ class ReplicaConnection(asyncio.Protocol):
     def release(self, now: float) -> None:
         """The answer is complete and another request may follow."""
         self.exchange = None
-        if self.usable and not self.transport.get_write_buffer_size():
+        if self.transport.get_write_buffer_size():
+            self.abort()  # it answered before it had the whole request
+        elif self.usable:
             self.reused = True
             self._pool.give_back(self, now)
         else:

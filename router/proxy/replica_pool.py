@@ -66,32 +66,27 @@ class ReplicaPool:
         connection.idle_since = now
         self._idle.append(connection)
 
-    def connect(self, attempt: "Attempt", timeout_s: float) -> "asyncio.Task[None]":
+    def connect(self, attempt: "Attempt") -> "asyncio.Task[None]":
         """Open a connection; ``attempt`` is told how it went. Cancel the task to forget it."""
-        task = asyncio.get_running_loop().create_task(
-            self._connect(attempt, timeout_s), name=f"connect {self.name}"
-        )
+        task = asyncio.get_running_loop().create_task(self._connect(attempt), name=f"connect {self.name}")
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
         return task
 
-    async def _connect(self, attempt: "Attempt", timeout_s: float) -> None:
+    async def _connect(self, attempt: "Attempt") -> None:
         loop = asyncio.get_running_loop()
         connection = ReplicaConnection(self)
         taken = False
         try:
-            async with asyncio.timeout(timeout_s):
-                await loop.create_connection(
-                    lambda: connection,
-                    self.host,
-                    self.port,
-                    ssl=self._tls,
-                    server_hostname=self.host if self._tls else None,
-                )
-        except TimeoutError:
-            attempt.connect_failed(timed_out=True, why="time-out")
+            await loop.create_connection(
+                lambda: connection,
+                self.host,
+                self.port,
+                ssl=self._tls,
+                server_hostname=self.host if self._tls else None,
+            )
         except (OSError, UnicodeError) as error:
-            attempt.connect_failed(timed_out=False, why=type(error).__name__)
+            attempt.connect_failed(type(error).__name__)
         else:
             taken = True
             attempt.connected(connection)

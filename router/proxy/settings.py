@@ -32,6 +32,7 @@ class ProxySettings:
     def sweep_s(self) -> float:
         """How often limits are looked at: fine enough for the shortest of them, at most once a second."""
         limits = [
+            self.connect_s,
             self.first_byte_s,
             self.idle_s,
             self.client_header_s,

@@ -109,6 +109,20 @@ def test_ended_without_a_mark_when_part_of_the_last_chunk_is_out(cut: int) -> No
     with_rig(scenario)
 
 
+def test_broken_inside_a_chunk_size_adds_no_byte() -> None:
+    async def scenario(rig: Rig) -> None:
+        gate = asyncio.Event()
+        rig.replica.plans.append([Send(STREAM_HEAD + SENT + b"a"), Wait(gate), Close()])
+        client = await rig.client()
+        await client.post(CHAT_STREAM)
+        await client.head()
+        assert await client.reader.readexactly(len(SENT) + 1) == SENT + b"a"
+        gate.set()
+        assert await client.rest() == (b"", True)
+
+    with_rig(scenario)
+
+
 @pytest.mark.parametrize("close", [Close(), Reset()])
 @pytest.mark.parametrize(
     "sent",
@@ -233,7 +247,7 @@ def test_bytes_nobody_asked_for_close_an_idle_connection() -> None:
         await until(lambda: rig.counters.open_replica_connections == 0)
         assert (await rig.ask(CHAT)).body == completion()
 
-    with_rig(scenario)
+    with_rig(scenario, timeouts={"replica_keepalive_s": 60.0})
 
 
 @pytest.mark.parametrize("with_delay", [False, True])

@@ -255,6 +255,30 @@ def test_pipelining_without_reading_is_bounded() -> None:
     with_rig(scenario)
 
 
+def test_what_is_sent_ahead_is_not_hoarded() -> None:
+    """A client that goes on sending while its request is served is made to wait by TCP."""
+
+    async def scenario(rig: Rig) -> None:
+        gate = asyncio.Event()
+        rig.replica.plans.append([Wait(gate), Send(sized(completion()))])
+        client = await rig.client()
+        await client.post(CHAT)
+        await until(lambda: rig.replica.answering == 1)
+        body = b'{"a":"' + b"x" * 40_000_000 + b'"}'
+        client.writer.write(
+            b"POST /v1/x HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
+        transport = client.writer.transport
+        await _until_it_rests(transport.get_write_buffer_size)
+        assert transport.get_write_buffer_size() > 20_000_000  # the rest is in the kernel's buffers
+        gate.set()
+        assert (await client.answer()).status == 200
+        assert (await client.answer()).status == 200
+        assert rig.replica.requests[1].body == body
+
+    with_rig(scenario)
+
+
 # --- shutdown --------------------------------------------------------------------------------------
 
 
