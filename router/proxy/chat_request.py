@@ -172,7 +172,9 @@ def _written_out(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flag(request: Mapping[str, Any], field: str, default: bool) -> bool:
-    value = request.get(field, default)
+    value = request.get(field)
+    if value is None:
+        return default
     if type(value) is not bool:
         raise NotExact("shape")
     return value
