@@ -19,11 +19,15 @@ def _post(body: bytes = BODY, *lines: bytes, path: bytes = b"/v1/chat/completion
     return b"\r\n".join(head) + b"\r\n\r\n" + body
 
 
-def _chunked(body: bytes, size: int, extension: bytes = b"", trailers: bytes = b"") -> bytes:
+def _chunked(
+    body: bytes, size: int, extension: bytes = b"", trailers: bytes = b"", line: bytes = b"X: y"
+) -> bytes:
     pieces = [body[at : at + size] for at in range(0, len(body), size)]
     chunks = b"".join(b"%x%b\r\n%b\r\n" % (len(piece), extension, piece) for piece in pieces)
     return (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\n"
+        + line
+        + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
         + chunks
         + b"0\r\n"
         + trailers
@@ -221,6 +225,58 @@ def test_b096_hop_by_hop_and_nominated_headers_stay_here() -> None:
         assert seen.field("x-forwarded-for") == "127.0.0.1"
         assert seen.field("x-forwarded-proto") == "http"
         assert b"X-Kept:  as it  is\t\r\n" in seen.raw_head
+
+    with_rig(scenario)
+
+
+@pytest.mark.parametrize("name", [b"transfer-encoding", b"content-length", b"host"])
+def test_framing_cannot_be_nominated_away(name: bytes) -> None:
+    """Otherwise the body would be read as the next request."""
+
+    async def scenario(rig: Rig) -> None:
+        smuggled = b"GET /v1/smuggled HTTP/1.1\r\nHost: h\r\n\r\n"
+        for data in (
+            _post(smuggled, b"Connection: " + name),
+            _chunked(smuggled, 100, line=b"Connection: " + name),
+        ):
+            client = await rig.client()
+            await client.send(data)
+            assert (await client.answer()).status == 200
+            await client.send(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n")
+            assert (await client.answer()).json() == {"status": "ok"}
+        assert [request.body for request in rig.replica.requests] == [smuggled, smuggled]
+
+    with_rig(scenario)
+
+
+def test_a_partial_head_after_a_known_one() -> None:
+    """Heads that repeat are not judged again; a piece of another one between them must not confuse that."""
+
+    async def scenario(rig: Rig) -> None:
+        client = await rig.client()
+        other = b"POST /v1/other HTTP/1.1\r\nHost: h\r\nX-Long-Header-Name: x\r\nContent-Length: 2\r\n\r\n{}"
+        await client.send(_post())
+        assert (await client.answer()).status == 200
+        for cut in range(1, len(other), 3):
+            for data in (_post()[:cut], _post()[cut:], _post(), other[:cut], other[cut:], _post(b"{} ")):
+                await client.send(data)
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+            for _ in range(4):
+                assert (await client.answer()).status == 200
+            assert [request.body for request in rig.replica.requests[-4:]] == [BODY, BODY, b"{}", b"{} "]
+
+    with_rig(scenario)
+
+
+def test_lengths_written_oddly() -> None:
+    async def scenario(rig: Rig) -> None:
+        client = await rig.client()
+        for length in (b"2", b"002", b"  2 ", b"2\t", b"2"):
+            await client.send(b"POST /v1/x HTTP/1.1\r\nHost: h\r\nContent-Length:" + length + b"\r\n\r\n{}")
+            assert (await client.answer()).status == 200
+            assert rig.replica.requests[-1].body == b"{}"
+            assert rig.replica.requests[-1].field("content-length") == "2"
 
     with_rig(scenario)
 

@@ -338,6 +338,18 @@ def test_idle_connections_are_closed_before_the_replica_would() -> None:
     with_rig(scenario, timeouts={"replica_keepalive_s": 0.05})
 
 
+def test_a_connection_idle_too_long_is_not_used_even_before_the_sweep() -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.ask(CHAT)
+        service = rig.plane.service
+        real = service.clock
+        service.clock = lambda: real() + 4.5
+        await rig.ask(CHAT)
+        assert rig.replica.connections == 2
+
+    with_rig(scenario, timeouts={"replica_keepalive_s": 4.0})
+
+
 def test_b019_as_many_connections_as_requests() -> None:
     async def scenario(rig: Rig) -> None:
         gate = asyncio.Event()
