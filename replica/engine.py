@@ -11,7 +11,7 @@ from replica.contract.load_report import LoadReport
 from replica.kv_cache.prefix_cache import PrefixCache
 from replica.model.load import LoadedModel
 from replica.model.reply_text import ReplyText
-from replica.model.runner import ModelRunner
+from replica.model.runner import ModelRunner, NotFinite
 from replica.model.sampler import Draws
 from replica.model.sampling import Drawn, Sampling, StopRule
 from replica.scheduler import Scheduler, SchedulerLimits
@@ -127,7 +127,13 @@ class Engine:
         Raises:
             ValueError: it can never run here (RequestTooLong), or its id is in use.
         """
-        sequence = Sequence(request.request_id, request.prompt, request.max_tokens, priority=request.priority)
+        sequence = Sequence(
+            request.request_id,
+            request.prompt,
+            request.max_tokens,
+            priority=request.priority,
+            salt=request.salt,
+        )
         self._scheduler.add(sequence)
         stops = request.stops
         self._replies[request.request_id] = _Reply(
@@ -198,6 +204,9 @@ class Engine:
             for row in batch.rows:
                 try:
                     works, logits = self._runner.run(Batch((row,), 0, 0, row.count))
+                except NotFinite as error:
+                    ran += 1  # the model works; this request breaks it
+                    failed[row.sequence.request_id] = _message(error)
                 except Exception as error:
                     failed[row.sequence.request_id] = _message(error)
                 else:

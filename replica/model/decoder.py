@@ -47,8 +47,11 @@ class Decoder:
         self._gate_up = torch.empty(rows * 2 * shape.ffn, dtype=self._dtype)
 
     @torch.inference_mode()
-    def forward(self, plan: StepPlan) -> torch.Tensor:
-        """Logits [samples, vocab], fp32, in the order of ``plan.works``."""
+    def forward(self, plan: StepPlan) -> tuple[torch.Tensor, bool]:
+        """Logits [samples, vocab], fp32, in the order of ``plan.works``; and whether all numbers were finite.
+
+        What is not finite stays in the row it arose in: keys and values are stored as zero instead.
+        """
         shape = self.shape
         tokens = plan.tokens.shape[0]
         rows = padded_rows(tokens, self._least_rows)
@@ -65,7 +68,7 @@ class Decoder:
             if layer.output_bias is not None:
                 hidden += layer.output_bias
             self._feed_forward(layer, hidden)
-        return self._logits(hidden, plan.sampled)
+        return self._logits(hidden, plan.sampled), bool(hidden[:tokens].sum().isfinite())
 
     def _queries_keys_values(
         self, layer: LayerWeights, hidden: torch.Tensor, tokens: int, turns: torch.Tensor
@@ -90,7 +93,7 @@ class Decoder:
         else:
             pairs = rotated.float().view(tokens, -1, shape.head_dim // 2, 2)
             rotated.copy_(torch.view_as_real(torch.view_as_complex(pairs) * turns).flatten(-2))
-        # A request that breaks the model must not leave NaN behind: masked keys have to be finite.
+        # A masked key must be finite too, or the query that does not see it becomes NaN.
         by_head[:tokens, shape.heads :].nan_to_num_(0.0, 0.0, 0.0)
         return (
             by_head[:, : shape.heads],

@@ -9,6 +9,10 @@ from replica.model.paged_kv import PagedKv
 from replica.model.step_plan import plan_step
 
 
+class NotFinite(ArithmeticError):
+    """The model computed NaN or infinity for a row of the batch."""
+
+
 class ModelRunner:
     """A model and the memory of its KV blocks. Use it from one thread."""
 
@@ -30,6 +34,13 @@ class ModelRunner:
         self._batch_invariant = batch_invariant
 
     def run(self, batch: Batch) -> tuple[tuple[Work, ...], torch.Tensor]:
-        """Compute and store KV of every row; the rows that sample, and their logits [rows, vocab] in fp32."""
+        """Compute and store KV of every row; the rows that sample, and their logits [rows, vocab] in fp32.
+
+        Raises:
+            NotFinite: for some row; run rows alone to find it. No other row's KV suffers from it.
+        """
         plan = plan_step(batch, self._kv.block_size, self._dtype, batch_invariant=self._batch_invariant)
-        return plan.works, self._decoder.forward(plan)
+        logits, finite = self._decoder.forward(plan)
+        if not finite:
+            raise NotFinite("the model computed numbers that are not finite")
+        return plan.works, logits

@@ -13,10 +13,6 @@ FIRST_CANDIDATES = 1024
 """For top_p, look at this many likeliest tokens before sorting the whole vocabulary."""
 
 
-class BrokenLogits(ValueError):
-    """The model computed no usable logits for this row (NaN or infinity)."""
-
-
 class Draws:
     """One request's drawing of tokens: its settings and its own stream of random numbers.
 
@@ -33,18 +29,11 @@ class Draws:
         self._min_tokens = min_tokens
 
     def draw(self, logits: torch.Tensor, token_ids: Sequence[int], prompt_tokens: int) -> Drawn:
-        """The next token after ``token_ids`` from ``logits`` [vocab] (not changed).
-
-        Raises:
-            BrokenLogits: the logits are not finite.
-        """
+        """The next token after ``token_ids`` from finite ``logits`` [vocab] (not changed)."""
         sampling = self.sampling
         shaped = self._shape(logits, token_ids, prompt_tokens)
-        best, likeliest = shaped.max(-1)
-        if not math.isfinite(best.item()):
-            raise BrokenLogits("the model computed no finite logits for this request")
         if sampling.greedy:
-            token = int(likeliest.item())
+            token = int(shaped.argmax(-1).item())
         else:
             token = draw_token(shaped, sampling, self._random.random())
         if sampling.logprobs is None:

