@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeInt,
@@ -40,7 +40,7 @@ class ReplicaConfig(BaseModel):
 
     model: Annotated[str, Field(min_length=1)]
     """``smollm2``, ``tiny``, a .gguf file, or a Hugging Face folder."""
-    listen: Annotated[str, BeforeValidator(_is_address)] = "127.0.0.1:8000"
+    listen: Annotated[str, AfterValidator(_is_address)] = "127.0.0.1:8000"
     """HOST:PORT; port 0 takes a free one."""
     served_model_name: str | None = None
     """The name in requests and answers; the model's own unless set."""

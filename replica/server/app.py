@@ -71,9 +71,9 @@ async def start(
     app = web.Application(middlewares=[errors_in_openai_shape], client_max_size=config.max_body_mib * 2**20)
     app.on_response_prepare.append(echo_request_id)
     routes.add_to(app)
-    runner = web.AppRunner(
-        app, access_log=None, handler_cancellation=True, shutdown_timeout=float(config.drain_s)
-    )
+    # To aiohttp 0 seconds means without limit.
+    drain_s = max(float(config.drain_s), 0.001)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=drain_s)
     await runner.setup()
     host, port = config.address
     site = web.TCPSite(runner, host, port)

@@ -1,0 +1,70 @@
+"""The replica's config: defaults, files, flags, and messages that say what to do."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from replica.config import ConfigError, ReplicaConfig, load_config, parse_config
+from replica.server.replica_command import effective_config, run
+
+
+def _args(
+    config: str | None = None, model: str | None = None, listen: str | None = None
+) -> argparse.Namespace:
+    return argparse.Namespace(config=config, model=model, listen=listen)
+
+
+def test_a_model_is_enough(tmp_path: Path) -> None:
+    file = tmp_path / "replica.yaml"
+    file.write_text("model: smollm2\n")
+    config = load_config(file)
+    assert config == ReplicaConfig(model="smollm2")
+    assert config.address == ("127.0.0.1", 8000)
+    assert config.kv_blocks(46_080) == 4096
+    assert ReplicaConfig(model="x", listen="[::1]:80").address == ("::1", 80)
+    assert ReplicaConfig(model="x", kv_tokens=100, block_size=32).kv_blocks(1) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty; expected at least `model: smollm2`"),
+        ("- a", "expected a mapping"),
+        ("model: [", "not valid YAML"),
+        ("listen: 127.0.0.1:1", "model: Field required"),
+        ("model: tiny\nkv_token: 5", "kv_token: .*unknown key"),
+        ("model: tiny\nlisten: 8000", "listen"),
+        ("model: tiny\nlisten: localhost", "expected HOST:PORT, got 'localhost'"),
+        ("model: tiny\ndtype: fp8", r"dtype: .*'fp32' or 'bf16' \(got 'fp8'\)"),
+        ("model: tiny\nkv_tokens: 0", "kv_tokens: .*greater than 0"),
+        ("model: tiny\nkv_tokens: 5", "less than one block of 16 tokens"),
+        ("model: tiny\nmax_running: 600", "max_batched_tokens 512 is less than max_running 600"),
+    ],
+)
+def test_what_is_wrong_is_named(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "replica.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_config(file)
+
+
+def test_flags_lie_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "replica.yaml"
+    file.write_text("model: smollm2\nkv_tokens: 512\n")
+    config = effective_config(_args(str(file), "tiny", "127.0.0.1:9"))
+    assert (config.model, config.listen, config.kv_tokens) == ("tiny", "127.0.0.1:9", 512)
+    assert effective_config(_args(model="tiny")) == ReplicaConfig(model="tiny")
+
+
+def test_the_command_returns_2_for_arguments_that_are_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(_args()) == 2
+    assert "--model smollm2" in capsys.readouterr().err
+    assert run(_args("/nowhere.yaml")) == 2
+    assert "/nowhere.yaml: cannot be read" in capsys.readouterr().err
+    assert run(_args(model="/nowhere")) == 2
+
+
+def test_a_frozen_config() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        parse_config({"model": "tiny"}, "x").model = "y"  # type: ignore[misc]
