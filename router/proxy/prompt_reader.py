@@ -2,7 +2,9 @@
 
 Used only when ``models:`` is configured; plain text mode never comes here. Rendering and tokenizing a long
 prompt takes milliseconds, so anything over ``OFF_LOOP_BYTES`` is done in a thread and ``done`` is called from
-the event loop when it is ready. Whatever goes wrong, the request is read as text, and counted.
+the event loop when it is ready. Whatever goes wrong, the request is read as text, and counted by reason:
+``template`` ``tokenizer`` ``no_template`` ``parts`` ``tools`` ``reasoning`` ``options`` ``shape`` ``tokens``
+``long`` ``busy`` ``fault``.
 """
 
 import asyncio
@@ -28,6 +30,9 @@ log = logging.getLogger("warmroute.exact")
 
 OFF_LOOP_BYTES = 8 * 1024
 """Bodies up to here are read at once: about 2,000 tokens, a millisecond."""
+MOST_BYTES = 1024 * 1024
+"""Longer bodies are read as text: some 250,000 tokens take a second, and making the list of them holds up
+every thread."""
 WORKERS = 2
 MOST_WAITING = 64
 """With so many prompts in the threads' queue the next one is read as text: better roughly than late."""
@@ -56,8 +61,8 @@ class PromptReader:
         if request is None or model is None or len(body) <= OFF_LOOP_BYTES:
             done(self._read(request, model))
             return
-        if self._waiting >= MOST_WAITING:
-            done(self._as_text(request, "busy"))
+        if len(body) > MOST_BYTES or self._waiting >= MOST_WAITING:
+            done(self._as_text(request, "long" if len(body) > MOST_BYTES else "busy"))
             return
         self._waiting += 1
         work = asyncio.get_running_loop().run_in_executor(

@@ -204,6 +204,13 @@ def test_a_flood_of_long_prompts_is_read_roughly_rather_than_late(
     assert counters.text_fallbacks == {"busy": 1} and counters.exact_prompts == 3
 
 
+def test_endless_prompts_are_read_as_text_at_once(model: ExactModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_reader, "MOST_BYTES", 2 * OFF_LOOP_BYTES)
+    for times, reasons in ((1, {}), (3, {"long": 1})):
+        prompt, at_once, counters = read(model, chat("e" * times * OFF_LOOP_BYTES))
+        assert (prompt.chains is None) == at_once == bool(reasons) and counters.text_fallbacks == reasons
+
+
 def test_a_fault_of_ours_costs_exactness_and_nothing_else(
     model: ExactModel, caplog: pytest.LogCaptureFixture
 ) -> None:
