@@ -30,6 +30,7 @@ class Answer:
         "done",
         "first_token",
         "needs_close",
+        "news",
         "reusable",
         "status",
         "until_close",
@@ -42,6 +43,9 @@ class Answer:
         self.cut_short = False
         """The framing was complete, but the stream in it was not: it has no mark of its end."""
         self.first_token = head.encoded
+        """Content was seen; at once where it cannot be."""
+        self.news = head.encoded
+        """``done``, ``cut_short`` or ``first_token`` may have changed; whoever has looked clears it."""
         self._framing: Framing | None = None
         """None until it is needed, for a body with a length: most of those come in one piece."""
         self._payload: list[bytes] | None = None
@@ -75,8 +79,9 @@ class Answer:
     def _look_inside(self) -> None:
         """Prepare to read the payload, where there is something to learn or to re-frame."""
         if self._readable:
-            self._watch = StreamWatch() if self._head.event_stream else JsonWatch()
-        if self._watch is not None or not self._raw:
+            watch = self._watch = StreamWatch() if self._head.event_stream else JsonWatch()
+            self._payload = watch.pieces
+        elif not self._raw:
             self._payload = []
 
     @property
@@ -102,7 +107,8 @@ class Answer:
 
     def take_whole(self, data: bytes, start: int) -> bytes | None:
         """The body, if it has a length and ``data[start:]`` is exactly it; else None, and ``take`` it."""
-        if self._framing is not None or len(data) - start != self._head.content_length or self._ends_marked:
+        head = self._head
+        if self._framing is not None or len(data) - start != head.content_length or head.event_stream:
             return None
         self.done = True
         body = self._whole = data[start:]
@@ -115,27 +121,38 @@ class Answer:
             framing = self._framing = LengthBody(self._head.content_length or 0)
             self._look_inside()
         payload = self._payload
+        if not self._raw:
+            return self._take_and_reframe(framing, data, start)
         end = framing.take(data, start, payload)
-        if payload:
-            self._look_at(payload)
-        if framing.done:
-            return self._last(framing, data, start, end)
-        if self._raw:
-            if payload:
-                payload.clear()
-            return data[start:] if start else data
-        return self._reframed()
-
-    def _look_at(self, payload: list[bytes]) -> None:
         watch = self._watch
         if watch is not None:
-            for piece in payload:
-                watch.see(piece)
-            if type(watch) is StreamWatch and watch.first_token:
-                self.first_token = True
+            watch.grew(end - start)
+            if watch.first_token is not self.first_token:
+                self.first_token = self.news = True
+        if framing.done:
+            return data[start : self._last(framing, data, end)]
+        return data[start:] if start else data
 
-    def _last(self, framing: Framing, data: bytes, start: int, end: int) -> bytes:
-        """The answer's framing is complete with ``data[:end]``."""
+    def _take_and_reframe(self, framing: Framing, data: bytes, start: int) -> bytes:
+        payload = self._payload
+        assert payload is not None
+        known = len(payload)
+        end = framing.take(data, start, payload)
+        body = b"".join(payload[known:])
+        watch = self._watch
+        if watch is None:
+            payload.clear()
+        else:
+            watch.grew(end - start)
+            if watch.first_token is not self.first_token:
+                self.first_token = self.news = True
+        if framing.done:
+            self._last(framing, data, end)
+        return b"%x\r\n%b\r\n" % (len(body), body) if body and self._chunk_again else body
+
+    def _last(self, framing: Framing, data: bytes, end: int) -> int:
+        """The answer's framing is complete with ``data[:end]``; returns where what may be passed on ends."""
+        self.news = True
         if end != len(data):
             self.reusable = False  # bytes nobody asked for
         if self._lacks_end:
@@ -145,26 +162,16 @@ class Answer:
                 end = framing.last_chunk_at if framing.last_chunk_at is not None else end - 1
         else:
             self.done = True
-        if self._raw:
-            return data[start:end]
-        return self._reframed()
+        return end
 
     @property
     def _lacks_end(self) -> bool:
         watch = self._watch
         return self._ends_marked and isinstance(watch, StreamWatch) and not watch.ended_properly
 
-    def _reframed(self) -> bytes:
-        payload = self._payload
-        assert payload is not None
-        body = b"".join(payload)
-        payload.clear()
-        if not body:
-            return b""
-        return b"%x\r\n%b\r\n" % (len(body), body) if self._chunk_again else body
-
     def closed(self) -> bytes:
         """The replica closed in good order where that is the end (``until_close``)."""
+        self.news = True
         if self._lacks_end:
             self.cut_short = True
             return b""

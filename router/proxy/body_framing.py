@@ -10,8 +10,11 @@ from typing import Protocol
 MAX_SIZE_LINE_BYTES = 4096
 MAX_TRAILER_BYTES = 16 * 1024
 
-_SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
-_TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
+_SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n").match
+_TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n").fullmatch
+
+_SIZE, _DATA, _DATA_END, _TRAILER = range(4)
+_LINE_LIMITS = (MAX_SIZE_LINE_BYTES, 0, 2, MAX_TRAILER_BYTES)
 
 
 class FramingError(Exception):
@@ -92,12 +95,10 @@ class ChunkedBody:
     (b'next', True, [b'hello'])
     """
 
-    __slots__ = ("_left", "_line", "_state", "_trailer_bytes", "done", "last_chunk_at", "trailers")
-
-    _SIZE, _DATA, _DATA_END, _TRAILER = range(4)
+    __slots__ = ("_left", "_line", "_state", "_trailer_bytes", "done", "last_chunk_at")
 
     def __init__(self) -> None:
-        self._state = self._SIZE
+        self._state = _SIZE
         self._left = 0
         self._line = b""
         """The beginning of a line whose end has not come yet."""
@@ -105,74 +106,73 @@ class ChunkedBody:
         self.done = False
         self.last_chunk_at: int | None = None
         """Where in the last ``take``'s data the chunk of size 0 began, if it began there."""
-        self.trailers = False
 
     @property
     def at_boundary(self) -> bool:
         """Between two chunks: another one could be inserted here."""
-        return self._state == self._SIZE and not self._line
+        return self._state == _SIZE and not self._line
 
     def take(self, data: bytes, start: int, payload: list[bytes] | None) -> int:
         """See ``Framing``. Raises ``FramingError``."""
         at, size = start, len(data)
+        if self._state == _SIZE and not self._line:
+            # Whole chunks, one after the other: the usual case.
+            while at < size:
+                match = _SIZE_LINE(data, at)
+                if match is None:
+                    break
+                begin = match.end()
+                end = begin + int(match[1], 16)
+                if end == begin or data[end : end + 2] != b"\r\n":
+                    break
+                if payload is not None:
+                    payload.append(data[begin:end])
+                at = end + 2
+        return self._take_piecewise(data, at, payload) if at < size else at
+
+    def _take_piecewise(self, data: bytes, at: int, payload: list[bytes] | None) -> int:
+        size = len(data)
         self.last_chunk_at = None
         while at < size:
             state = self._state
-            if state == self._SIZE:
-                match = _SIZE_LINE.match(data, at) if not self._line else None
-                if match is not None:
-                    began, length = at, int(match[1], 16)
-                    at = match.end()
-                else:
-                    began = at if not self._line else -1
-                    line, at = self._read_line(data, at, MAX_SIZE_LINE_BYTES)
-                    if line is None:
-                        return at
-                    match = _SIZE_LINE.fullmatch(line)
-                    if match is None:
-                        raise FramingError("chunk size")
-                    length = int(match[1], 16)
-                if not length:
-                    self._state = self._TRAILER
-                    self.last_chunk_at = began if began >= 0 else None
-                    continue
-                end = at + length
-                if (
-                    end + 2 <= size and data[end] == 13 and data[end + 1] == 10
-                ):  # whole chunk here: the usual case
-                    if payload is not None:
-                        payload.append(data[at:end])
-                    at = end + 2
-                    continue
-                self._left = length
-                self._state = self._DATA
-            elif state == self._DATA:
+            if state == _DATA:
                 end = min(size, at + self._left)
                 if payload is not None:
                     payload.append(data[at:end])
                 self._left -= end - at
                 at = end
                 if not self._left:
-                    self._state = self._DATA_END
-            elif state == self._DATA_END:
-                line, at = self._read_line(data, at, 2)
-                if line is None:
-                    return at
+                    self._state = _DATA_END
+                continue
+            began = None if self._line else at
+            line, at = self._read_line(data, at, _LINE_LIMITS[state])
+            if line is None:
+                break
+            if state == _SIZE:
+                self._read_size(line, began)
+            elif state == _DATA_END:
                 if line != b"\r\n":
                     raise FramingError("chunk end")
-                self._state = self._SIZE
+                self._state = _SIZE
+            elif line == b"\r\n":
+                self.done = True
+                break
             else:
-                line, at = self._read_line(data, at, MAX_TRAILER_BYTES)
-                if line is None:
-                    return at
-                if line == b"\r\n":
-                    self.done = True
-                    return at
                 self._trailer_bytes += len(line)
-                self.trailers = True
-                if self._trailer_bytes > MAX_TRAILER_BYTES or not _TRAILER_LINE.fullmatch(line):
+                if self._trailer_bytes > MAX_TRAILER_BYTES or not _TRAILER_LINE(line):
                     raise FramingError("trailer")
         return at
+
+    def _read_size(self, line: bytes, began: int | None) -> None:
+        match = _SIZE_LINE(line)
+        if match is None:
+            raise FramingError("chunk size")
+        self._left = int(match[1], 16)
+        if self._left:
+            self._state = _DATA
+        else:
+            self._state = _TRAILER
+            self.last_chunk_at = began
 
     def _read_line(self, data: bytes, at: int, limit: int) -> tuple[bytes | None, int]:
         """The line that ends in ``data``, its LF included, or None if it goes on; and the offset after it."""

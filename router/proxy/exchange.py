@@ -310,10 +310,12 @@ class Exchange:
             body = answer.take(data)
             if body:
                 self.client.transport.write(body)
-            self._passed(answer)
+            if answer.news:
+                self._passed(answer)
 
     def _passed(self, answer: Answer) -> None:
         """Some of the answer was passed on: see what it was."""
+        answer.news = False
         if self._unseen_token and answer.first_token:
             self._first_token()
         if answer.done:

@@ -25,112 +25,105 @@ _DELTA_FIELDS = (
 )
 
 
-class Tail:
-    """The last ``TAIL_BYTES`` or more of what was added; at most twice that is kept."""
-
-    __slots__ = ("_bytes", "_pieces")
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._bytes = 0
-
-    def add(self, piece: bytes) -> None:
-        """More came."""
-        self._pieces.append(piece)
-        self._bytes += len(piece)
-        if self._bytes > 2 * TAIL_BYTES or len(self._pieces) > 64:
-            kept = b"".join(self._pieces)[-TAIL_BYTES:]
-            self._pieces = [kept]
-            self._bytes = len(kept)
-
-    def read(self) -> bytes:
-        """What is kept."""
-        return b"".join(self._pieces)
-
-
 class StreamWatch:
-    """Reads one event stream's payload, cut anywhere."""
+    """Reads one event stream's payload, cut anywhere.
 
-    __slots__ = ("_line", "_tail", "first_token")
+    Whoever reads the payload appends it to ``pieces`` and then says that it ``grew``.
+    """
+
+    __slots__ = ("_bytes", "_line", "_looked", "first_token", "pieces")
 
     def __init__(self) -> None:
         self.first_token = False
         """An event with content was seen."""
+        self.pieces: list[bytes] = []
+        """The payload's end: at least the last ``TAIL_BYTES`` of it, at most about twice that."""
+        self._bytes = 0
+        self._looked = 0
+        """Pieces that were searched for a first token."""
         self._line = b""
-        self._tail = Tail()
+        """The beginning of a line whose end has not come yet."""
 
-    def see(self, payload: bytes) -> None:
-        """The next bytes of the stream."""
-        self._tail.add(payload)
+    def grew(self, count: int) -> None:
+        """``pieces`` grew by ``count`` bytes, or a little less."""
+        self._bytes += count
         if not self.first_token:
-            self._look_for_token(payload)
+            for piece in self.pieces[self._looked :]:
+                self._look_for_token(piece)
+            self._looked = len(self.pieces)
+        if self._bytes > 2 * TAIL_BYTES:
+            end = b"".join(self.pieces)[-TAIL_BYTES:]
+            self.pieces[:] = (end,)
+            self._bytes = len(end)
+            self._looked = 1
 
     def _look_for_token(self, payload: bytes) -> None:
         text = self._line + payload if self._line else payload
         start = 0
-        while True:
+        while not self.first_token:
             end = text.find(b"\n", start)
             if end < 0:
+                self._line = text[start:]
+                # So long a line is content, whatever it says.
+                self.first_token = len(self._line) > MAX_LINE_BYTES
                 break
             if text.startswith(b"data:", start) and has_content(text[start + 5 : end]):
                 self.first_token = True
-                self._line = b""
-                return
             start = end + 1
-        self._line = text[start:]
-        if len(self._line) > MAX_LINE_BYTES:
-            # So long a line is content, whatever it says.
-            self.first_token = True
+        if self.first_token:
             self._line = b""
+
+    @property
+    def tail(self) -> bytes:
+        """The payload's end."""
+        return b"".join(self.pieces)
 
     @property
     def between_events(self) -> bool:
         """The payload so far ends with a whole event."""
-        end = self._tail.read()[-4:]
+        end = self.tail[-4:]
         return not end or end.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
 
     @property
     def said_done(self) -> bool:
         """``[DONE]`` was the last event."""
-        return self._tail.read().rstrip().endswith(b"[DONE]")
+        return self.tail.rstrip().endswith(b"[DONE]")
 
     @property
     def ended_properly(self) -> bool:
         """The generation said that it was over: ``[DONE]``, a finish reason, or an error of the replica's."""
-        return says_over(self._tail.read())
+        return says_over(self.tail)
 
     def usage(self) -> Usage | None:
         """What the last event with a usage says."""
-        return usage_at_end(self._tail.read())
+        return usage_at_end(self.tail)
 
 
 class JsonWatch:
-    """Keeps one JSON answer to read its usage at the end."""
+    """Keeps one JSON answer to read its usage at the end; the end alone of a very long one."""
 
-    __slots__ = ("_bytes", "_pieces", "_tail")
+    __slots__ = ("_all", "_bytes", "first_token", "pieces")
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []
+        self.first_token = False
+        """Never seen in such an answer."""
+        self.pieces: list[bytes] = []
         self._bytes = 0
-        self._tail: Tail | None = None
+        self._all = True
 
-    def see(self, payload: bytes) -> None:
-        """The next bytes of the body."""
-        if self._tail is not None:
-            self._tail.add(payload)
-            return
-        self._pieces.append(payload)
-        self._bytes += len(payload)
-        if self._bytes > MAX_JSON_BYTES:
-            self._tail = Tail()
-            self._tail.add(payload)
-            self._pieces = []
+    def grew(self, count: int) -> None:
+        """``pieces`` grew by ``count`` bytes, or a little less."""
+        self._bytes += count
+        if self._bytes > (MAX_JSON_BYTES if self._all else 2 * TAIL_BYTES):
+            self._all = False
+            end = b"".join(self.pieces)[-TAIL_BYTES:]
+            self.pieces[:] = (end,)
+            self._bytes = len(end)
 
     def usage(self) -> Usage | None:
         """The answer's usage, if it is JSON with one."""
-        if self._tail is not None:
-            return usage_at_end(self._tail.read())
-        return json_usage(b"".join(self._pieces))
+        body = b"".join(self.pieces)
+        return json_usage(body) if self._all else usage_at_end(body)
 
 
 def has_content(data: bytes) -> bool:

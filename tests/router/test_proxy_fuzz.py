@@ -183,7 +183,8 @@ def test_what_is_read_in_a_stream_does_not_depend_on_cuts(events: list[bytes], p
     def outcome(pieces: list[bytes]) -> object:
         watch = StreamWatch()
         for piece in pieces:
-            watch.see(piece)
+            watch.pieces.append(piece)
+            watch.grew(len(piece))
         return watch.first_token, watch.usage(), watch.ended_properly, watch.between_events
 
     assert outcome([payload]) == outcome(_cut(payload, places))

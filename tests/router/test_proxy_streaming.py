@@ -193,6 +193,26 @@ def test_b071_one_very_long_line(size: int) -> None:
     with_rig(scenario)
 
 
+def test_b071_a_line_without_an_end_is_not_collected() -> None:
+    """Beyond a megabyte the router stops looking for the line's end and takes it for content."""
+
+    async def scenario(rig: Rig) -> None:
+        gate = asyncio.Event()
+        piece = chunk(b"x" * 100_000)
+        rig.replica.plans.append(
+            [Send(STREAM_HEAD + chunk(b"data: ")), *(Send(piece) for _ in range(12)), Wait(gate)]
+        )
+        client = await rig.client()
+        await client.post(CHAT_STREAM)
+        await client.head()
+        for _ in range(13):
+            await client.chunk()
+        await until(lambda: sum(rig.counters.ttft_s.counts) == 1)
+        gate.set()
+
+    with_rig(scenario)
+
+
 def test_trailers_and_extensions_pass() -> None:
     async def scenario(rig: Rig) -> None:
         rig.replica.plans.append(
