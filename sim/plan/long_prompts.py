@@ -183,6 +183,11 @@ def _decode_pool(sheet: Worksheet, plan: LongPromptsPlan, cost: ReplicaCost) -> 
     sheet.line("decode_work", "requests_per_s * output_tokens / decode_tps", "replicas", says)
     formula = "ceil(decode_work / max_utilization)"
     sheet.line("decode_replicas", formula, "replicas", "in the decode pool")
+    sheet.line("each_tps", "requests_per_s * output_tokens / decode_replicas", "tokens/s", "of one replica")
+    says = "sequences that decode at once in one, by Little's law"
+    formula = "each_tps * decode_step_ms / 1000 / (1 - each_tps * sequence_ms / 1000)"
+    sheet.line("decoding", formula, "sequences", says)
+    sheet.line("tpot_ms", "decode_step_ms + decoding * sequence_ms", "ms", "per token, mean")
     return True
 
 
@@ -222,12 +227,15 @@ def _both(sheet: Worksheet, plan: LongPromptsPlan) -> None:
     columns = [("split", ""), *header, ("decode carries", "requests/s"), ("both", "requests/s")]
     sheet.grid(f"Splits of {plan.replica.gpus} GPUs", columns, rows)
     enough = "enough" if need <= plan.replica.gpus else "too few"
+    prefills, decodes = sheet["prefill_replicas"], sheet["decode_replicas"]
     sheet.conclude(
-        f"{plan.requests_per_s:g} requests/s need {sheet['prefill_replicas']:g} prefill replicas of "
-        f"{plan.prefill_gpus} GPUs and {sheet['decode_replicas']:g} decode replicas of {plan.decode_gpus}: "
-        f"{need:g} GPUs; {plan.replica.gpus} are {enough}. The best split of them carries {best:.2f} "
-        "requests/s."
+        f"{plan.requests_per_s:g} requests/s need {prefills:g} x {plan.prefill_gpus} GPUs for prefill and "
+        f"{decodes:g} x {plan.decode_gpus} for decode: {need:g} GPUs; {plan.replica.gpus} are {enough}. The "
+        f"best split of them carries {best:.2f} requests/s."
     )
+
+
+_PREFILL_KEYS = ("ttft_mean_ms", "ttft_p50_ms", "ttft_p99_ms", "hit_rate")
 
 
 def _trials(
@@ -252,7 +260,7 @@ def _trials(
     )
     slo = SloPlan(ttft_ms=plan.ttft_target_ms, tpot_ms=plan.tpot_ms)
     pool = Trial.of(plan.simulate, traffic, slo, prefill, None, progress)
-    write_trial(sheet, pool, int(sheet["prefill_replicas"]), "Prefill pool, tried", "prefill")
+    write_trial(sheet, pool, int(sheet["prefill_replicas"]), "Prefill pool, tried", "prefill", _PREFILL_KEYS)
     conclude_hit_rate(sheet, "warm_share * shared_tokens / prompt_tokens", "prefill_simulated_hit_rate")
     sheet.line(
         "shown_ttft_ms", "prefill_simulated_ttft_mean_ms + transfer_ms", "ms", "first token at the user, mean"
@@ -262,4 +270,4 @@ def _trials(
     pool = Trial.of(
         plan.simulate.model_copy(update={"policy": "least_loaded"}), traffic, slo, free, None, progress
     )
-    write_trial(sheet, pool, int(sheet["decode_replicas"]), "Decode pool, tried", "decode")
+    write_trial(sheet, pool, int(sheet["decode_replicas"]), "Decode pool, tried", "decode", ("tpot_mean_ms",))

@@ -59,16 +59,26 @@ def _described(error: ValidationError, where: str) -> str:
     return "\n".join(dict.fromkeys(lines))
 
 
+_KINDS = {
+    ("replica", "roofline"),
+    ("replica", "measured"),
+    ("traffic", "numbers"),
+    ("traffic", "trace"),
+}
+
+
 def _key(location: tuple[int | str, ...]) -> str:
     """The key as it is written: without the kinds that pydantic puts between.
 
     >>> _key(("online", "traffic", "trace", "trace")), _key(("online", "replica", "roofline", "gpu", "named"))
     ('traffic.trace', 'replica.gpu')
+    >>> _key(("hybrid", "replica", "model"))
+    'replica.model'
     """
     parts = [str(part) for part in location]
     written = [
         part
         for before, part in pairwise(parts)
-        if before not in ("replica", "traffic") and part not in ("named", "sized")
+        if (before, part) not in _KINDS and part not in ("named", "sized")
     ]
     return ".".join(written) or "(file)"

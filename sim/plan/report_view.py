@@ -33,9 +33,11 @@ def plain_lines(report: Report) -> Iterator[str]:
     for section in report.sections:
         yield ""
         yield f"## {section.title}"
+        before: str | None = None
         for entry in section.entries:
             if isinstance(entry, Line):
-                yield f"{_equation(entry)} = {_with_unit(entry)}   # {_comment(entry)}"
+                yield f"{_equation(entry)} = {_with_unit(entry)}   # {_comment(entry, before)}"
+                before = entry.source or before
             elif isinstance(entry, Note):
                 yield entry.text
             else:
@@ -73,8 +75,12 @@ def _equation(line: Line) -> str:
     return f"{line.name} = {line.formula} = {line.numbers}"
 
 
-def _comment(line: Line) -> str:
-    return line.says if line.source is None else f"{line.says} [{line.source}]"
+def _comment(line: Line, before: str | None) -> str:
+    return line.says if line.source is None else f"{line.says} [{_source(line.source, before)}]"
+
+
+def _source(source: str, before: str | None) -> str:
+    return "same source" if source == before and len(source) > len("same source") else source
 
 
 def _plain_grid(grid: Grid) -> Iterator[str]:
@@ -98,14 +104,16 @@ def _cell(cell: str | Line) -> str:
 
 def _print_section(section: Section, console: Console) -> None:
     table: Table | None = None
+    before: str | None = None
     for entry in section.entries:
         if isinstance(entry, Line):
             if table is None:
                 table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=False)
-                table.add_column(ratio=2)
+                table.add_column(ratio=2, overflow="fold")
                 table.add_column(justify="right", no_wrap=True)
-                table.add_column(ratio=3)
-            table.add_row(*_row(entry))
+                table.add_column(ratio=3, overflow="fold")
+            table.add_row(*_row(entry, before))
+            before = entry.source or before
             continue
         if table is not None:
             console.print(table)
@@ -118,14 +126,14 @@ def _print_section(section: Section, console: Console) -> None:
         console.print(table)
 
 
-def _row(line: Line) -> tuple[Text, Text, Text]:
+def _row(line: Line, before: str | None) -> tuple[Text, Text, Text]:
     how = Text(line.name)
     if line.formula is not None and line.numbers is not None:
         how.append(f" = {line.formula}")
         if not line.formula.replace("_", "").isalnum():
             how.append(f"\n= {line.numbers}", style="dim")
     elif line.source is not None:
-        how.append(f"  {line.source}", style="dim")
+        how.append(f"  {_source(line.source, before)}", style="dim")
     return Text(line.says), Text(_with_unit(line), style="bold"), how
 
 
@@ -133,7 +141,7 @@ def _grid(grid: Grid) -> Table:
     table = Table(title=grid.title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for place, (title, unit) in enumerate(grid.columns):
         header = f"{title}\n{unit}".strip("\n") if unit else title
-        table.add_column(header, justify="right" if place else "left")
+        table.add_column(header, justify="right" if place else "left", overflow="fold")
     for row in grid.rows:
         table.add_row(*(Text(_cell(cell)) for cell in row))
     return table

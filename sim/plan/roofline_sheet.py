@@ -81,7 +81,7 @@ class RooflineSheet:
         sheet.given("gpus", self._replica.gpus, "GPUs", "of one replica", "plan")
         sheet.given("layers", shape.layers, "", "layers", shape.source)
         sheet.given("hidden", shape.hidden, "", "width", shape.source)
-        sheet.given("vocab", shape.vocab, "", "words", shape.source)
+        sheet.given("vocab", shape.vocab, "", "vocabulary", shape.source)
         sheet.given("linear_b", shape.linear_weights / 1e9, "billion", "weights in layers", shape.source)
         says = f"per weight in layers ({precision.name})"
         sheet.given("weight_bits", precision.weight_bits, "bits", says, "sim/step_time/precisions.py")

@@ -1,6 +1,7 @@
 """The answer tried: the simulator's fleet, with the step time that the arithmetic implies."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import log
@@ -112,11 +113,12 @@ def planned_trace(traffic: NumbersTraffic, plan: SimulatePlan) -> Trace:
     return Trace("the plan's averages", BLOCK_TOKENS, tuple(requests))
 
 
-def write_trial(sheet: Worksheet, trial: Trial, replicas: int, title: str, scope: str) -> None:
-    """One simulation; its quantities are called ``<scope>_simulated_...``."""
+def write_trial(
+    sheet: Worksheet, trial: Trial, replicas: int, title: str, scope: str, keys: Sequence[str]
+) -> None:
+    """One simulation; of its quantities those in ``keys``, called ``<scope>_simulated_...``."""
     sheet.section(title)
-    name = f"{scope}_simulated"
-    _write(sheet, trial, replicas, trial.run(replicas), name)
+    _write(sheet, trial, replicas, trial.run(replicas), f"{scope}_simulated", keys)
 
 
 def search_trials(sheet: Worksheet, trial: Trial, replicas: int, share: float) -> None:
@@ -163,13 +165,21 @@ def search_trials(sheet: Worksheet, trial: Trial, replicas: int, share: float) -
         sheet.conclude(f"Simulated, {replicas} keep the promise to {share:.0%} of requests and fewer do not.")
 
 
-def _write(sheet: Worksheet, trial: Trial, replicas: int, result: Result, name: str) -> list[str]:
+def _write(
+    sheet: Worksheet,
+    trial: Trial,
+    replicas: int,
+    result: Result,
+    name: str,
+    keys: Sequence[str] | None = None,
+) -> list[str]:
+    found = [one for one in _found(result) if keys is None or one[0] in keys]
     count = len(trial.trace.requests)
     how = f"simulated: {count} requests of {trial.trace.name} on {replicas} replicas, {trial.policy}"
     with sheet.scope(name):
-        for key, value, unit, says in _found(result):
+        for key, value, unit, says in found:
             sheet.found(key, value, unit, says, f"{how}, seed {trial.seed}")
-    return [key for key, *_ in _found(result)]
+    return [key for key, *_ in found]
 
 
 def _found(result: Result) -> tuple[tuple[str, float, str, str], ...]:
@@ -177,7 +187,7 @@ def _found(result: Result) -> tuple[tuple[str, float, str, str], ...]:
         ("ttft_mean_ms", _ms(result.ttft_s.mean), "ms", "first token, mean"),
         ("ttft_p50_ms", _ms(result.ttft_s.p50), "ms", "first token, median"),
         ("ttft_p99_ms", _ms(result.ttft_s.p99), "ms", "first token, p99"),
-        ("tpot_p50_ms", result.tpot_ms.p50 or 0.0, "ms", "per token, median"),
+        ("tpot_mean_ms", result.tpot_ms.mean or 0.0, "ms", "per token, mean"),
         ("hit_rate", result.cached_share or 0.0, "", "cached share"),
         ("in_slo", result.in_slo_share or 0.0, "", "in time"),
     )
