@@ -1,4 +1,4 @@
-"""The fleet with exact prompts and KV events: beliefs change with a request's life; nothing is left behind."""
+"""The fleet with exact prompts and KV events: beliefs follow a request's life; nothing is left behind."""
 
 import random
 
