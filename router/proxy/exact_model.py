@@ -34,7 +34,7 @@ class ExactModel:
     def tokens(self, request: Mapping[str, Any]) -> list[int]:
         """The prompt's token ids as the engine will see them. Raises ``NotExact``.
 
-        Cost: about 0.3 µs per token for the tokenizer; jinja2 and JSON come on top.
+        Cost: 2 µs of CPU per token where its words were seen before, 5 where not (SmolLM2's tokenizer).
         """
         renderer = self._renderer
         prompt = prompt_of(
