@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import Regex, pre_tokenizers, processors
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from replica.model.shape import ModelError
@@ -16,6 +16,7 @@ _LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_BOS_BY_DEFAULT = ("llama-bpe", "llama3")
 _QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
@@ -34,13 +35,19 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> LibraryTokenizer:
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     kinds: list[int] = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
     merges = [_merge(line) for line in metadata["tokenizer.ggml.merges"]]
-    return byte_level_tokenizer(
+    library = byte_level_tokenizer(
         vocabulary={text: number for number, text in enumerate(tokens)},
         merges=merges,
         pre_tokenizer=_pre_tokenizer(words),
         special=[text for text, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL],
         ordinary_added=[text for text, kind in zip(tokens, kinds, strict=True) if kind == _USER_DEFINED],
     )
+    bos = metadata.get("tokenizer.ggml.bos_token_id")
+    if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", words in _BOS_BY_DEFAULT):
+        library.post_processor = processors.TemplateProcessing(
+            single=f"{tokens[bos]} $A", special_tokens=[(tokens[bos], bos)]
+        )
+    return library
 
 
 def _merge(line: str) -> tuple[str, str]:

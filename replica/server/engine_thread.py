@@ -84,7 +84,8 @@ class EngineThread:
         """End the thread after its current step; requests still in it end as aborted streams."""
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
-        self._end_streams(EngineDead("the replica is shutting down"))
+        self.failure = self.failure or "the replica is shutting down"
+        self._end_streams(EngineDead(self.failure))
 
     @property
     def load(self) -> LoadReport:

@@ -123,7 +123,9 @@ class _Watch:
         """A delta of this sequence arrived."""
         now = time.monotonic()
         latest, self._latest[index] = self._latest[index], now
-        if latest is None:
+        if delta.error is not None:
+            pass
+        elif latest is None:
             self._metrics.first_tokens(delta.prompt_tokens, len(delta.tokens), now - self._arrival)
         else:
             self._metrics.more_tokens(len(delta.tokens), now - latest)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import socket
@@ -19,7 +20,7 @@ LONG = {"prompt": "Hello", "max_tokens": 3000, "temperature": 0, "ignore_eos": T
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-def test_a_client_that_leaves_frees_its_sequence(streaming: bool) -> None:
+def test_a_client_that_leaves_frees_its_sequence(streaming: bool, caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         async with replica() as running:
             body = json.dumps(LONG | {"stream": streaming}).encode()
@@ -46,6 +47,7 @@ def test_a_client_that_leaves_frees_its_sequence(streaming: bool) -> None:
             assert (await post(running.url + "/v1/completions", LONG | {"max_tokens": 2}))[0] == 200
 
     asyncio.run(run())
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_a_client_that_leaves_while_it_waits_is_forgotten() -> None:

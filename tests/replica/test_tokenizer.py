@@ -170,6 +170,10 @@ def test_a_tokenizer_that_we_cannot_undo_is_refused() -> None:
         "tokenizer.ggml.merges": ["a b"],
     }
     assert gguf_tokenizer(metadata | {"tokenizer.ggml.pre": "qwen2"}).encode("ab").ids == [2]
+    llama = metadata | {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.bos_token_id": 0}
+    assert gguf_tokenizer(llama).encode("b").ids == [0, 1]
+    assert gguf_tokenizer(llama).encode("b", add_special_tokens=False).ids == [1]
+    assert gguf_tokenizer(llama | {"tokenizer.ggml.add_bos_token": False}).encode("b").ids == [1]
     with pytest.raises(ModelError, match="'bloom' is not supported"):
         gguf_tokenizer(metadata | {"tokenizer.ggml.pre": "bloom"})
 
