@@ -194,9 +194,16 @@ class Scheduler:
         return finished
 
     def discard(self, batch: Batch) -> None:
-        """The step failed: nothing it computed counts, its rows will be scheduled again."""
+        """The step failed: nothing it computed counts, its rows will be scheduled again.
+
+        With a cache whose steps cannot be repeated, they are preempted: they start again from what is cached.
+        """
         self._require_in_flight(batch)
         self._in_flight = None
+        if not self.cache.repeatable:
+            for row in batch.rows:
+                if row.sequence.status is Status.RUNNING:
+                    self._preempt(row.sequence)
 
     # Many decode steps at once, for the simulator
 

@@ -69,6 +69,8 @@ class Cache(Protocol[Matched]):
     enabled: bool
     """False: nothing is ever matched or published."""
     counters: PrefixCounters
+    repeatable: bool
+    """A step that failed can be run again as it is. KV is simply written again; a recurrent state is not."""
     hash_tokens: int
     """Tokens one block hash stands for, in events, evictions and ``block_hashes``."""
 
@@ -149,3 +151,10 @@ class Cache(Protocol[Matched]):
 
     def check_invariants(self, sequences: Iterable[Sequence]) -> None:
         """Raise AssertionError unless the cache and the tables of ``sequences`` (all holders) agree."""
+
+
+class KvCache(Cache[Matched], Protocol[Matched]):
+    """A cache whose matches can be cut at any block: the KV of a prefix's prefix is there too."""
+
+    def shorten(self, matched: Matched, blocks: int) -> Matched:
+        """The first ``blocks`` blocks of what matched."""

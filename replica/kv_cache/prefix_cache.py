@@ -44,6 +44,8 @@ class PrefixCache:
     between.
     """
 
+    repeatable = True
+
     def __init__(
         self,
         blocks: int,
@@ -99,6 +101,10 @@ class PrefixCache:
             return []
         limit = min((sequence.total_tokens - 1) // self.block_size, len(sequence.block_hashes))
         return self.pool.walk(sequence.root, sequence.block_hashes, sequence.block_contents, limit)
+
+    def shorten(self, matched: list[int], blocks: int) -> list[int]:
+        """The first ``blocks`` blocks of what matched."""
+        return matched[:blocks]
 
     def fits(self, sequence: Sequence, matched: list[int], spare_blocks: int = 0) -> bool:
         """Whether ``adopt`` would succeed: matched blocks that are free now count as taken."""

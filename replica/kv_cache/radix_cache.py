@@ -45,6 +45,8 @@ class RadixCache:
     A sequence holds its prefix by a pin on the tree node that ends where its published part ends.
     """
 
+    repeatable = True
+
     def __init__(
         self,
         blocks: int,
@@ -107,6 +109,10 @@ class RadixCache:
         limit = (sequence.total_tokens - 1) // self.block_size
         units = self._units(sequence, limit)
         return self.tree.locate(self._namespace(sequence), units, min(limit, len(units)))
+
+    def shorten(self, matched: Place, blocks: int) -> Place:
+        """The first ``blocks`` pages of what matched."""
+        return self.tree.shorten(matched, blocks)
 
     def fits(self, sequence: Sequence, matched: Place, spare_blocks: int = 0) -> bool:
         """Whether ``adopt`` would succeed: matched pages that nobody pins now count as taken."""

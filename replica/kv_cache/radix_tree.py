@@ -86,6 +86,15 @@ class RadixTree:
                 break
         return Place(node, used, at)
 
+    def shorten(self, place: Place, length: int) -> Place:
+        """The place ``length`` units from the root on the way to ``place``."""
+        node = place.node
+        if node is None or length >= place.length:
+            return place
+        while node.parent is not None and length <= node.start:
+            node = node.parent
+        return Place(node, length - node.start if node.parent is not None else 0, length)
+
     def idle(self, place: Place) -> int:
         """Units on the way to ``place`` that nobody pins."""
         count = 0

@@ -4,9 +4,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from replica.contract.block_hash import chain, root_hash
 from replica.kv_cache.cache import Cache
+from replica.kv_cache.hybrid_cache import HybridCache
 from replica.kv_cache.prefix_cache import PrefixCache
 from replica.kv_cache.radix_cache import RadixCache
+from replica.kv_cache.state_checkpoints import StateCheckpoints
+from replica.sequence import Sequence
 
 PAGE = 4
 """Tokens in a block of every cache here but the one with pages of one token."""
@@ -33,6 +37,28 @@ MAKERS: dict[str, Callable[..., Cache[Any]]] = {
     ),
 }
 """Called with (blocks, block_size, options)."""
+
+
+def true_names(size: int) -> Callable[[Sequence], list[bytes]]:
+    """Names of blocks that do not collide, whatever hash the cache was given."""
+    return lambda sequence: chain(sequence.token_ids, size, root_hash(sequence.salt, sequence.adapter))
+
+
+def hybrid(kind: str, slots: int = 5, **settings: Any) -> Callable[..., Cache[Any]]:
+    def make(blocks: int, size: int, **options: Any) -> Cache[Any]:
+        kv = MAKERS[kind](blocks, size, **options)
+        return HybridCache(kv, StateCheckpoints(slots), names=true_names(kv.hash_tokens), **settings)
+
+    return make
+
+
+HYBRIDS: dict[str, Callable[..., Cache[Any]]] = {
+    "hybrid blocks": hybrid("blocks"),
+    "hybrid radix": hybrid("radix lru"),
+    "hybrid radix, states by two": hybrid("radix, events by two", slots=4, interval=8),
+    "hybrid blocks, many states": hybrid("blocks", slots=40),
+}
+"""Called like MAKERS; a runner must report what it ran."""
 
 CACHES: dict[str, Callable[..., Cache[Any]]] = {"blocks": blocks, "radix": radix, "radix_token": radix_token}
 

@@ -211,7 +211,7 @@ def test_unknown_orders_are_refused():
 # Two back ends, one oracle
 
 
-@pytest.mark.parametrize(("blocks", "seed"), [(10_000, 0), (24, 1), (24, 2), (13, 3), (40, 4)])
+@pytest.mark.parametrize(("blocks", "seed"), [(4_000, 0), (24, 1), (24, 2), (13, 3), (40, 4)])
 def test_invariant_j_radix_and_block_cache_hit_alike(blocks, seed):
     """One request at a time, page = block: equal hits and equal evictions in equal order.
 
@@ -239,7 +239,8 @@ def test_invariant_j_radix_and_block_cache_hit_alike(blocks, seed):
                         compute(cache, sequence)
                 cache.release(sequence)
             sets.append(set(cache.cached_hashes()))
-            cache.check_invariants([])
+            if pressure or number % 50 == 0:
+                cache.check_invariants([])
         assert found[0] == found[1] and sets[0] == sets[1]
         hits += found[0] or 0
         told = [cache.take_events() for cache in caches]

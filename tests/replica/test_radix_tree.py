@@ -370,7 +370,7 @@ class TreeLife(RuleBasedStateMachine):
 
 
 TestTreeLife = TreeLife.TestCase
-TestTreeLife.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestTreeLife.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def test_nowhere_is_the_empty_prefix():

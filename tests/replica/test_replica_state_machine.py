@@ -13,7 +13,7 @@ from replica.contract.kv_events import BlocksRemoved, BlocksStored, CacheCleared
 from replica.hot_prefixes import HotPrefixes
 from replica.scheduler import RequestTooLong, Scheduler, SchedulerLimits
 from replica.sequence import Sequence, Status
-from tests.replica.caches import MAKERS
+from tests.replica.caches import HYBRIDS, MAKERS
 from tests.replica.toy_engine import ToyEngine, expected_output
 
 
@@ -25,7 +25,7 @@ class ReplicaLife(RuleBasedStateMachine):
     """Requests come, run, are aborted, preempted and finished, in a pool far too small for them."""
 
     @initialize(
-        kind=st.sampled_from(sorted(MAKERS)),
+        kind=st.sampled_from(sorted(MAKERS | HYBRIDS)),
         blocks=st.integers(2, 14),
         block_size=st.sampled_from([1, 2, 4]),
         max_running=st.integers(1, 4),
@@ -45,7 +45,7 @@ class ReplicaLife(RuleBasedStateMachine):
     def start(
         self, kind, blocks, block_size, max_running, more_tokens, spare_blocks, enabled, colliding, options
     ):
-        cache = MAKERS[kind](
+        cache = (MAKERS | HYBRIDS)[kind](
             blocks,
             block_size,
             enabled=enabled,

@@ -207,4 +207,4 @@ class TierLife(RuleBasedStateMachine):
 
 
 TestTierLife = TierLife.TestCase
-TestTierLife.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+TestTierLife.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)

@@ -4,6 +4,8 @@ from collections import Counter
 from hashlib import sha256
 
 from replica.batch import Batch
+from replica.kv_cache.hybrid_cache import HybridCache
+from replica.kv_cache.state_checkpoints import CopyState, ZeroState
 from replica.prefix_load import PrefixLoad
 from replica.scheduler import Scheduler
 from replica.sequence import Sequence
@@ -36,6 +38,8 @@ class ToyEngine:
         self.scheduler = scheduler
         self.memory: dict[tuple[int, int], bytes] = {}
         self.computed_positions = 0
+        self.states: dict[int, bytes] = {}
+        """What each state slot has seen, if the cache keeps recurrent states."""
 
     def slot(self, sequence: Sequence, position: int) -> tuple[int, int]:
         size = self.scheduler.cache.block_size
@@ -72,6 +76,7 @@ class ToyEngine:
     def compute(self, batch: Batch) -> dict[str, int]:
         """Write the rows' KV; the sampled token of every row that samples."""
         sampled = {}
+        self.run_states(batch)
         for row in batch.rows:
             for position in range(row.start, row.start + row.count):
                 self.memory[self.slot(row.sequence, position)] = prefix_name(row.sequence, position + 1)
@@ -79,6 +84,27 @@ class ToyEngine:
             if row.samples:
                 sampled[row.sequence.request_id] = next_token(row.sequence, row.start + row.count)
         return sampled
+
+    def run_states(self, batch: Batch) -> None:
+        """Carry out what was ordered, then advance the live state of every row and report it."""
+        cache = self.scheduler.cache
+        if not isinstance(cache, HybridCache):
+            return
+        for order in cache.states.take_orders():
+            match order:
+                case ZeroState():
+                    self.states[order.slot] = b""
+                case CopyState():
+                    self.states[order.target] = self.states[order.source]
+        slots = set()
+        for row in batch.rows:
+            slot = cache.states.slot(row.sequence)
+            seen = prefix_name(row.sequence, row.start) if row.start else b""
+            assert self.states[slot] == seen, "a row starts from another prefix's state"
+            self.states[slot] = prefix_name(row.sequence, row.start + row.count)
+            cache.states.ran(row.sequence, row.start, row.start + row.count)
+            slots.add(slot)
+        assert len(slots) == len(batch.rows), "two rows share a state"
 
     def fill(self, load: PrefixLoad, tokens: int) -> None:
         """A mover wrote the positions up to ``tokens`` that had not arrived before."""
