@@ -8,50 +8,38 @@ import gc
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cache
 
+from replica.scheduler import Scheduler
+from router.routing.block_naming import BlockNaming
+from router.routing.block_source import BlockSettings
 from router.routing.fleet import Fleet, FleetSettings
-from router.routing.policies import POLICIES
 from router.routing.prompt_blocks import Prompt, UniformLayout
 from router.routing.replica_state import ReplicaSpec
 from sim.bounds import ideal_cached_share
+from sim.contender import Contender, contender, names
+from sim.event_queue import EventQueue
+from sim.kv_event_feed import KvEventFeed
 from sim.outcome import Outcome
-from sim.results import Result, Slo, summarize, warmup_end_s
+from sim.peer_link import PeerLink
+from sim.replica_row import ReplicaRow
+from sim.results import Result, summarize, warmup_end_s
 from sim.simulated_fleet import SimulatedFleet
-from sim.simulated_replica import ReplicaSettings
-from sim.step_time.presets import PRESETS
-from sim.step_time.step_time import StepTime, cold_prefill_s
+from sim.simulated_replica import ReplicaEvents, ReplicaSettings
+from sim.simulated_router import SimulatedRouter
+from sim.simulation_settings import SimulationSettings
+from sim.step_time.step_time import cold_prefill_s
+from sim.two_pools import DecodePool
 from sim.workload.arrivals import Arrival, plan_arrivals
 from sim.workload.trace import Trace
+
+__all__ = ["Progress", "SimulationSettings", "build", "simulate"]
 
 Progress = Callable[[str, int, int], None]
 """Called now and then with (policy, requests over, requests in all)."""
 
-HOLDING_POLICY = "predicted_finish"
-"""The only policy under which the router holds requests (``router.proxy.assembly``)."""
 PROGRESS_EVERY_S = 10.0
 """Virtual seconds between two calls."""
-
-
-@dataclass(frozen=True, slots=True)
-class SimulationSettings:
-    """Everything about a run but the trace, the policies, the number of replicas, the rate and the seed."""
-
-    replica: ReplicaSettings = field(default_factory=ReplicaSettings)
-    step_time: StepTime = PRESETS["emufleet"]
-    slo: Slo = field(default_factory=Slo)
-    hold: bool = True
-    """As the router does by default: under the policy ``predicted_finish`` requests wait in the router while
-    their replica has one without a first token."""
-    network_delay_s: float = 0.0
-    """One way, between router and replica."""
-    report_interval_s: float = 2.0
-    """How often replicas report their load; the router's probe interval."""
-    warmup_share: float = 0.25
-    """Of the time in which requests are sent; those sent in it are not measured."""
-    mean_think_s: float = 1.0
-    """Pause before a turn of a session whose trace tells none; exponential."""
 
 
 def simulate(
@@ -70,76 +58,172 @@ def simulate(
     Raises ValueError for an unknown policy or a number that makes no sense.
     """
     settings = settings or SimulationSettings()
-    _check(trace, policies, replicas, rate)
+    _check(trace, policies, replicas, rate, settings)
     plan = plan_arrivals(trace, rate=rate, seed=seed, mean_think_s=settings.mean_think_s)
-    layout = UniformLayout(trace.block_tokens)
-    prompts = [
-        Prompt(
-            keys=arrival.request.block_ids, units=arrival.request.prompt_tokens, layout=layout, stream=True
-        )
-        for arrival in plan
-    ]
     results = []
     for policy in policies:
-        with _no_cycle_collection():
-            outcomes = _run(trace, plan, prompts, policy, replicas, seed, settings, progress)
-        results.append(_result(policy, trace, plan, outcomes, replicas, settings))
+        outcomes = run_once(trace, plan, contender(policy), replicas, seed, settings, progress)
+        results.append(result_of(policy, trace, plan, outcomes, replicas, settings))
     return results
 
 
-def _check(trace: Trace, policies: Sequence[str], replicas: int, rate: float) -> None:
+def _check(
+    trace: Trace, policies: Sequence[str], replicas: int, rate: float, settings: SimulationSettings
+) -> None:
     for policy in policies:
-        if policy not in POLICIES:
-            raise ValueError(f"policy {policy!r} is unknown; expected one of {', '.join(sorted(POLICIES))}")
+        contender(policy)
     if not policies:
-        raise ValueError(f"no policy given; expected one of {', '.join(sorted(POLICIES))}")
+        raise ValueError(f"no policy given; expected one of {names()}")
     if replicas < 1:
         raise ValueError(f"replicas is {replicas}; expected 1 or more")
     if not 0 < rate < float("inf"):
         raise ValueError(f"rate is {rate}; expected a number above 0")
     if not trace.requests:
         raise ValueError(f"trace {trace.name} has no requests")
+    for what, replica in (
+        *(("change", change.replica) for change in settings.changes),
+        *(("unlike", index) for index, _ in settings.unlike),
+    ):
+        if replica >= replicas:
+            raise ValueError(f"{what} of replica {replica}: there are {replicas}, counted from 0")
 
 
-def _run(
+def run_once(
     trace: Trace,
     plan: Sequence[Arrival],
-    prompts: Sequence[Prompt],
-    policy: str,
+    one: Contender,
     replicas: int,
     seed: int,
     settings: SimulationSettings,
-    progress: Progress | None,
+    progress: Progress | None = None,
 ) -> list[Outcome]:
-    fleet = Fleet(
-        [ReplicaSpec(f"replica-{index}", f"sim://replica-{index}") for index in range(replicas)],
-        POLICIES[policy](random.Random(f"{seed} {policy}")),
+    """One policy's run through ``plan``: the outcomes, by position."""
+    with _no_cycle_collection():
+        simulated = build(trace, plan, one, replicas, seed, settings)
+        if progress is not None:
+            _show_progress(simulated, one.name, len(plan), progress)
+        simulated.queue.run()
+        if progress is not None:
+            progress(one.name, simulated.done, len(plan))
+        outcomes = [outcome for outcome in simulated.outcomes if outcome is not None]
+        assert len(outcomes) == len(plan), "a request was lost in the simulation"
+        return outcomes
+
+
+def build(
+    trace: Trace,
+    plan: Sequence[Arrival],
+    one: Contender,
+    replicas: int,
+    seed: int,
+    settings: SimulationSettings,
+) -> SimulatedFleet:
+    """A fleet with everything in it, whose clock has not started."""
+    size, count = trace.block_tokens, settings.routers
+    queue = EventQueue()
+    link = PeerLink(queue, settings.peer_lag_s) if count > 1 and settings.peer_lag_s is not None else None
+    fleets = [
+        _fleet(one, replicas, size, settings, f"{seed} {one.name}" + f" {k}" * (k > 0)) for k in range(count)
+    ]
+    if link is not None:
+        link.connect(fleets)
+    wanted = _blocks_wanted(plan, size, shared=settings.replica.prefix_caching)
+    events = settings.kv_events
+    feed = None if events is None else KvEventFeed(queue, fleets, events, random.Random(f"{seed} kv events"))
+
+    def make_scheduler(replica: ReplicaSettings) -> Scheduler:
+        return replica.scheduler(size, wanted, record_events=feed is not None)
+
+    def make_row(told: ReplicaEvents) -> ReplicaRow:
+        return ReplicaRow(
+            queue,
+            [settings.replica_settings(index) for index in range(replicas)],
+            settings.step_time,
+            told,
+            make_scheduler,
+            None if feed is None else feed.publish,
+        )
+
+    return SimulatedFleet(
+        queue,
+        [SimulatedRouter(fleet, link) for fleet in fleets],
+        make_row,
+        plan,
+        _prompt_maker(size, settings),
+        block_tokens=size,
+        rng=random.Random(f"{seed} routers"),
+        network_delay_s=settings.network_delay_s,
+        report_interval_s=settings.report_interval_s,
+        report_lag_s=settings.report_lag_s,
+        changes=settings.changes,
+        restarted=None if feed is None else feed.restarted,
+        decode_pool=None
+        if settings.decode_pool is None
+        else DecodePool(
+            queue,
+            settings.decode_pool,
+            settings.replica,
+            settings.step_time,
+            block_tokens=size,
+            blocks_wanted=wanted,
+            seed=seed,
+            network_delay_s=settings.network_delay_s,
+        ),
+    )
+
+
+def _fleet(one: Contender, replicas: int, size: int, settings: SimulationSettings, seed: str) -> Fleet:
+    exact = settings.kv_events is not None
+    blocks = BlockSettings("warmroute", size) if exact else BlockSettings()
+    return Fleet(
+        [ReplicaSpec(f"replica-{k}", f"sim://replica-{k}", blocks=blocks) for k in range(replicas)],
+        one.make(random.Random(seed)),
         FleetSettings(
             slo_ttft_s=settings.slo.ttft_ms / 1e3,
             slo_tpot_s=settings.slo.tpot_ms / 1e3,
-            hold=settings.hold and policy == HOLDING_POLICY,
+            hold=settings.hold and one.holds and settings.routers == 1,
+            exact=exact,
         ),
-        layout=UniformLayout(trace.block_tokens),
+        layout=UniformLayout(size),
         tokens_per_unit=1.0,
     )
-    simulated = SimulatedFleet(
-        fleet,
-        plan,
-        prompts,
-        settings=settings.replica,
-        step_time=settings.step_time,
-        block_tokens=trace.block_tokens,
-        network_delay_s=settings.network_delay_s,
-        report_interval_s=settings.report_interval_s,
-    )
-    if progress is not None:
-        _show_progress(simulated, policy, len(plan), progress)
-    simulated.queue.run()
-    if progress is not None:
-        progress(policy, simulated.done, len(plan))
-    outcomes = [outcome for outcome in simulated.outcomes if outcome is not None]
-    assert len(outcomes) == len(plan), "a request was lost in the simulation"
-    return outcomes
+
+
+def _prompt_maker(size: int, settings: SimulationSettings) -> Callable[[Arrival], Prompt]:
+    layout = UniformLayout(size)
+    naming = BlockNaming("warmroute", size)
+    exact = settings.kv_events is not None
+
+    def make(arrival: Arrival) -> Prompt:
+        request = arrival.request
+        return Prompt(
+            keys=request.block_ids,
+            units=request.prompt_tokens,
+            layout=layout,
+            stream=True,
+            max_tokens=request.output_tokens if settings.tell_max_tokens else None,
+            chains={naming: request.block_ids} if exact else None,
+        )
+
+    return make
+
+
+def _blocks_wanted(plan: Sequence[Arrival], block_tokens: int, *, shared: bool) -> int:
+    """Blocks with which one replica could hold all there is, had it every request and none ever finished.
+
+    More would never be used, but cost memory and time to set up.
+    """
+    named: set[int] = set()
+    unnamed = 0
+    for arrival in plan:
+        request = arrival.request
+        tokens = request.prompt_tokens + request.output_tokens
+        if shared:
+            named.update(request.block_ids)
+            tokens -= len(request.block_ids) * block_tokens
+        unnamed += -(-tokens // block_tokens)
+    # Twice what has a name: requests that compute the same block at the same time keep two copies of it.
+    return 2 * len(named) + unnamed
 
 
 @contextmanager
@@ -164,7 +248,7 @@ def _show_progress(simulated: SimulatedFleet, policy: str, total: int, progress:
     simulated.queue.at(0.0, tick)
 
 
-def _result(
+def result_of(
     policy: str,
     trace: Trace,
     plan: Sequence[Arrival],
@@ -172,6 +256,8 @@ def _result(
     replicas: int,
     settings: SimulationSettings,
 ) -> Result:
+    """The figures of one policy's run."""
+
     @cache
     def cold_s(prompt_tokens: int) -> float:
         return cold_prefill_s(settings.step_time, prompt_tokens, settings.replica.max_batched_tokens)

@@ -1,165 +1,332 @@
-"""Router and replicas under the virtual clock; raises the same events on the router's ``Fleet`` as the proxy.
+"""Routers and replicas under the virtual clock; raises the same events on each ``Fleet`` as the proxy.
 
 ::
 
     arrival -> submit (-> held -> outbox) -> network -> replica computes -> network -> first_token, finished
+                ^                               |             |
+                +--- another replica's turn <---+-- refused --+-- died with it
 """
 
+import random
+from collections.abc import Callable
 from collections.abc import Sequence as Sequences
 
 from replica.sequence import Sequence
-from router.routing.decision import Reason
-from router.routing.fleet import Fleet
+from router.routing.decision import NoReplica, Reason
 from router.routing.hold import Held
 from router.routing.in_flight import InFlight, Usage
 from router.routing.prompt_blocks import Prompt
+from router.routing.retry import Failure
 from sim.event_queue import EventQueue
+from sim.fleet_change import FleetChange
 from sim.outcome import Outcome
-from sim.simulated_replica import ReplicaEvents, ReplicaSettings, SimulatedReplica
-from sim.step_time.step_time import StepTime
+from sim.replica_row import ReplicaRow
+from sim.simulated_replica import ReplicaEvents
+from sim.simulated_router import SimulatedRouter
+from sim.two_pools import DecodePool
 from sim.workload.arrivals import Arrival
+
+HOLD_TICK_S = 0.05
+"""How often a router looks after the requests it holds. (The proxy's is 10 ms.)"""
+MakePrompt = Callable[[Arrival], Prompt]
+MakeRow = Callable[[ReplicaEvents], ReplicaRow]
 
 
 class _Request:
     """One request on its way; the sequence on the replica carries it as its ``parameters``."""
 
-    __slots__ = ("arrived_s", "first_token_s", "flight", "position")
+    __slots__ = ("arrived_s", "first_token_s", "flight", "position", "prompt", "router", "tried")
 
-    def __init__(self, position: int, flight: InFlight, arrived_s: float) -> None:
+    def __init__(self, position: int, prompt: Prompt, router: SimulatedRouter, arrived_s: float) -> None:
         self.position = position
-        self.flight = flight
+        self.prompt = prompt
+        self.router = router
         self.arrived_s = arrived_s
         self.first_token_s: float | None = None
+        self.flight: InFlight | None = None
+        self.tried: tuple[int, ...] = ()
 
 
 class SimulatedFleet:
-    """Sends a plan of arrivals through one router to ``replicas`` and keeps what became of each."""
+    """Sends a plan of arrivals through routers to replicas and keeps what became of each."""
 
     def __init__(
         self,
-        fleet: Fleet,
+        queue: EventQueue,
+        routers: Sequences[SimulatedRouter],
+        make_row: MakeRow,
         plan: Sequences[Arrival],
-        prompts: Sequences[Prompt],
+        make_prompt: MakePrompt,
         *,
-        settings: ReplicaSettings,
-        step_time: StepTime,
         block_tokens: int,
+        rng: random.Random,
         network_delay_s: float = 0.0,
         report_interval_s: float = 2.0,
+        report_lag_s: float = 0.0,
+        changes: Sequences[FleetChange] = (),
+        restarted: Callable[[int], None] | None = None,
+        decode_pool: DecodePool | None = None,
     ) -> None:
-        """``prompts`` are the router's view of ``plan``, one each. ``network_delay_s`` is one way.
+        """``rng`` picks each request's router. ``network_delay_s`` is one way.
 
-        Replicas report their load (and with it their cache's capacity, which bounds the router's index) at
-        the start and every ``report_interval_s``.
+        Replicas are probed, and report their load and with it their cache's capacity, at the start and every
+        ``report_interval_s``; what they report arrives ``report_lag_s`` late.
+        ``restarted`` hears of lost caches.
         """
-        self.queue = EventQueue()
+        self.queue = queue
         self.outcomes: list[Outcome | None] = [None] * len(plan)
         """By position in the plan."""
-        self._fleet = fleet
+        self._routers = routers
+        self._row = make_row(ReplicaEvents(self._first_token, self._finished, self._refused))
         self._plan = plan
-        self._prompts = prompts
+        self._make_prompt = make_prompt
         self._block_tokens = block_tokens
+        self._rng = rng
         self._delay_s = network_delay_s
         self._report_interval_s = report_interval_s
-        self._open = len(plan)
+        self._report_lag_s = report_lag_s
+        self._restarted = restarted
+        self._decode = decode_pool
+        self._absent: set[int] = set()
+        self._ticking = False
         self._done = 0
-        wanted = _blocks_wanted(plan, block_tokens, shared=settings.prefix_caching)
-        events = ReplicaEvents(self._first_token, self._finished, self._refused)
-        self._replicas = [
-            SimulatedReplica(settings.scheduler(block_tokens, wanted), step_time, self.queue, events)
-            for _ in fleet.replicas
-        ]
+        for change in changes:
+            if change.kind == "join":
+                self._absent.add(change.replica)
+                for router in routers:
+                    router.fleet.drained(change.replica, 0.0)
+            queue.at(change.at_s, self._change, change)
         self._report()
-        for position, arrival in enumerate(plan):
-            if arrival.at_s is not None:
-                self.queue.at(arrival.at_s, self._arrive, position)
+        for interval_s in sorted({r.metrics_every_s for r in routers if r.metrics_every_s}):
+            self._measure(interval_s)
+        starts = [position for position, arrival in enumerate(plan) if arrival.at_s is not None]
+        self._starts = iter(sorted(starts, key=lambda position: plan[position].at_s or 0.0))
+        self._next_start()
 
     @property
     def done(self) -> int:
         """Requests that are over."""
         return self._done
 
+    @property
+    def row(self) -> ReplicaRow:
+        """The replicas, to be read."""
+        return self._row
+
+    @property
+    def _running(self) -> bool:
+        return self._done < len(self._plan)
+
+    # --- what replicas tell, and what becomes of them ---------------------------------------------
+
     def _report(self) -> None:
         now = self.queue.now
-        for index, replica in enumerate(self._replicas):
-            self._fleet.load_reported(index, replica.load(), now)
-        if self._done < self._open:
+        for replica in range(len(self._row)):
+            if replica in self._absent:
+                continue
+            report = self._row.report(replica)
+            for router in self._routers:
+                fleet = router.fleet
+                if report is None:
+                    fleet.probe_failed(replica, now, refused=True)
+                    continue
+                fleet.probe_succeeded(replica, now)
+                if self._report_lag_s and now:
+                    late_s = now + self._report_lag_s
+                    self.queue.at(late_s, fleet.load_reported, replica, report, late_s)
+                else:
+                    fleet.load_reported(replica, report, now)
+        self._send_held()
+        if self._running:
             self.queue.at(now + self._report_interval_s, self._report)
 
+    def _measure(self, interval_s: float) -> None:
+        reports = self._row.reports()
+        for router in self._routers:
+            if router.metrics_every_s == interval_s:
+                router.measured(reports, self.queue.now)
+        if self._running:
+            self.queue.at(self.queue.now + interval_s, self._measure, interval_s)
+
+    def _change(self, change: FleetChange) -> None:
+        now, replica = self.queue.now, change.replica
+        lost: list[Sequence] = []
+        match change.kind:
+            case "fail":
+                lost = self._row.fail(replica)
+            case "restart":
+                lost = self._row.restart(replica)
+                if self._restarted is not None:
+                    self._restarted(replica)
+            case "join" | "resume":
+                self._absent.discard(replica)
+                for router in self._routers:
+                    router.fleet.drained(replica, now, on=False)
+            case "drain":
+                for router in self._routers:
+                    router.fleet.drained(replica, now)
+        for sequence in lost:
+            self._later(self._lost, sequence)
+        self._send_held()
+
+    # --- a request's life -------------------------------------------------------------------------
+
+    def _next_start(self) -> None:
+        position = next(self._starts, None)
+        if position is not None:
+            self.queue.at(self._plan[position].at_s or 0.0, self._start, position)
+
+    def _start(self, position: int) -> None:
+        self._arrive(position)
+        self._next_start()
+
     def _arrive(self, position: int) -> None:
-        now = self.queue.now
-        session = self._plan[position].request.session
-        made = self._fleet.submit(self._prompts[position], now, session=session, context=(position, now))
-        if not isinstance(made, Held):
-            self._send(position, made, now)
+        now, arrival = self.queue.now, self._plan[position]
+        routers = self._routers
+        router = routers[0] if len(routers) == 1 else self._rng.choice(routers)
+        request = _Request(position, self._make_prompt(arrival), router, now)
+        try:
+            made = router.submit(request.prompt, now, arrival.request.session, request)
+        except NoReplica:
+            self._close(request, None, "no replica")
+            return
+        if isinstance(made, Held):
+            self._tick_later()
+        else:
+            self._send(request, made)
+
+    def _tick_later(self) -> None:
+        if not self._ticking:
+            self._ticking = True
+            self.queue.at(self.queue.now + HOLD_TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = False
+        for router in self._routers:
+            router.fleet.tick(self.queue.now)
+            if router.fleet.held:
+                self._tick_later()
+        self._send_held()
 
     def _send_held(self) -> None:
-        """After every event that may have made room: pass on what the router let go."""
-        outbox = self._fleet.outbox
-        while outbox:
-            held = outbox.pop(0)
-            assert held.flight is not None, "no replica is left"
-            self._send(held.context[0], held.flight, held.context[1])
+        """After every event that may have made room: pass on what the routers let go."""
+        for router in self._routers:
+            outbox = router.fleet.outbox
+            while outbox:
+                held = outbox.pop(0)
+                request = held.context
+                assert isinstance(request, _Request)
+                if held.flight is None:
+                    self._close(request, None, "no replica")
+                    continue
+                router.sent(held.flight, self.queue.now)
+                self._send(request, held.flight)
 
-    def _send(self, position: int, flight: InFlight, arrived_s: float) -> None:
-        request = self._plan[position].request
+    def _send(self, request: _Request, flight: InFlight) -> None:
+        request.flight = flight
+        request.tried = (*request.tried, flight.replica.index)
+        wanted = self._plan[request.position].request
         sequence = Sequence.of_blocks(
-            str(position),
-            request.block_ids,
-            request.prompt_tokens,
-            request.output_tokens,
+            str(request.position),
+            wanted.block_ids,
+            wanted.prompt_tokens,
+            1 if self._decode is not None else wanted.output_tokens,
             block_size=self._block_tokens,
-            parameters=_Request(position, flight, arrived_s),
+            parameters=request,
         )
-        replica = self._replicas[flight.replica.index]
         if self._delay_s:
-            self.queue.at(self.queue.now + self._delay_s, replica.accept, sequence)
+            self.queue.at(self.queue.now + self._delay_s, self._reach, flight.replica.index, sequence)
         else:
-            replica.accept(sequence)
+            self._reach(flight.replica.index, sequence)
+
+    def _reach(self, replica: int, sequence: Sequence) -> None:
+        if not self._row.accept(replica, sequence):
+            self._later(self._unreachable, sequence)
+
+    def _later(self, action: Callable[[Sequence], None], sequence: Sequence) -> None:
+        """``action`` when what happened at a replica has come to its router."""
+        if self._delay_s:
+            self.queue.at(self.queue.now + self._delay_s, action, sequence)
+        else:
+            action(sequence)
 
     def _first_token(self, sequence: Sequence) -> None:
-        if self._delay_s:
-            self.queue.at(self.queue.now + self._delay_s, self._first_token_seen, sequence)
-        else:
-            self._first_token_seen(sequence)
+        self._later(self._first_token_seen, sequence)
 
     def _finished(self, sequence: Sequence) -> None:
-        if self._delay_s:
-            self.queue.at(self.queue.now + self._delay_s, self._end_seen, sequence)
-        else:
-            self._end_seen(sequence)
+        self._later(self._end_seen, sequence)
 
     def _first_token_seen(self, sequence: Sequence) -> None:
         request = _request(sequence)
-        request.first_token_s = self.queue.now
-        self._fleet.first_token(request.flight, self.queue.now)
+        assert request.flight is not None
+        if self._decode is None:
+            request.first_token_s = self.queue.now
+        request.router.first_token(request.flight, self.queue.now)
         self._send_held()
 
     def _end_seen(self, sequence: Sequence) -> None:
         request = _request(sequence)
+        assert request.flight is not None
         usage = Usage(sequence.prompt_tokens, sequence.output_tokens, sequence.cached_tokens)
-        self._fleet.finished(request.flight, self.queue.now, usage)
+        request.router.finished(request.flight, self.queue.now, usage)
         self._send_held()
-        self._close(request, sequence, None)
+        if self._decode is None:
+            self._close(request, sequence, None)
+        else:
+            self._hand_over(self._decode, request, sequence)
+
+    def _hand_over(self, pool: DecodePool, request: _Request, sequence: Sequence) -> None:
+        """Its prompt is prefilled: the other pool goes on."""
+        wanted = self._plan[request.position].request
+
+        def first_token() -> None:
+            request.first_token_s = self.queue.now
+
+        def finished(output_tokens: int) -> None:
+            sequence.output_tokens = output_tokens
+            self._close(request, sequence, None if output_tokens else "too long for the decode pool")
+
+        pool.take(str(request.position), request.prompt, wanted.output_tokens, first_token, finished)
 
     def _refused(self, sequence: Sequence) -> None:
         request = _request(sequence)
-        self._fleet.refused(request.flight, self.queue.now)
+        assert request.flight is not None
+        request.router.refused(request.flight, self.queue.now)
         self._send_held()
         self._close(request, sequence, "too long for the replica")
 
-    def _close(self, request: _Request, sequence: Sequence, error: str | None) -> None:
-        now = self.queue.now
-        first = request.first_token_s
+    def _unreachable(self, sequence: Sequence) -> None:
+        self._failed(_request(sequence), sequence, Failure.CONNECT)
+
+    def _lost(self, sequence: Sequence) -> None:
+        request = _request(sequence)
+        before = request.first_token_s is None
+        self._failed(request, sequence, Failure.CLOSED if before else Failure.BROKEN)
+
+    def _failed(self, request: _Request, sequence: Sequence, failure: Failure) -> None:
+        now, router = self.queue.now, request.router
+        assert request.flight is not None
+        router.failed(request.flight, now, failure)
+        session = self._plan[request.position].request.session
+        again = router.try_again(request.prompt, now, failure, request.tried, session)
+        self._send_held()
+        if again is not None:
+            self._send(request, again)
+        else:
+            self._close(request, sequence, "replica failed")
+
+    def _close(self, request: _Request, sequence: Sequence | None, error: str | None) -> None:
+        now, first, flight = self.queue.now, request.first_token_s, request.flight
+        wanted = self._plan[request.position].request
         self.outcomes[request.position] = Outcome(
             sent_s=request.arrived_s,
-            prompt_tokens=sequence.prompt_tokens,
-            output_tokens=sequence.output_tokens,
-            cached_tokens=sequence.cached_tokens,
+            prompt_tokens=wanted.prompt_tokens,
+            output_tokens=0 if sequence is None else sequence.output_tokens,
+            cached_tokens=0 if sequence is None else sequence.cached_tokens,
             ttft_s=None if first is None else first - request.arrived_s,
             e2e_s=now - request.arrived_s,
-            replica=request.flight.replica.index,
-            spilled=request.flight.decision.reason is Reason.SPILL,
+            replica=None if flight is None else flight.replica.index,
+            spilled=flight is not None and flight.decision.reason is Reason.SPILL,
             error=error,
         )
         self._done += 1
@@ -168,24 +335,6 @@ class SimulatedFleet:
             # A failed turn does not end a session: the trace tells what was said next.
             pause_s = self._plan[arrival.next_turn].think_s
             self.queue.at(now + pause_s, self._arrive, arrival.next_turn)
-
-
-def _blocks_wanted(plan: Sequences[Arrival], block_tokens: int, *, shared: bool) -> int:
-    """Blocks with which one replica could hold all there is, had it every request and none ever finished.
-
-    More would never be used, but cost memory and time to set up.
-    """
-    named: set[int] = set()
-    unnamed = 0
-    for arrival in plan:
-        request = arrival.request
-        tokens = request.prompt_tokens + request.output_tokens
-        if shared:
-            named.update(request.block_ids)
-            tokens -= len(request.block_ids) * block_tokens
-        unnamed += -(-tokens // block_tokens)
-    # Twice what has a name: requests that compute the same block at the same time keep two copies of it.
-    return 2 * len(named) + unnamed
 
 
 def _request(sequence: Sequence) -> _Request:

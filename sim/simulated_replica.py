@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from replica.batch import Batch
+from replica.contract.kv_events import CacheEvent
 from replica.contract.load_report import LoadReport
 from replica.kv_cache.prefix_cache import PrefixCache
 from replica.scheduler import RequestTooLong, Scheduler, SchedulerLimits
@@ -27,20 +28,26 @@ class ReplicaSettings:
     max_running: int = 128
     max_model_len: int = 200_000
     prefix_caching: bool = True
+    slowdown: float = 1.0
+    """Every step takes so many times what the step-time model says."""
 
-    def scheduler(self, block_tokens: int, blocks_wanted: int) -> Scheduler:
+    def scheduler(self, block_tokens: int, blocks_wanted: int, *, record_events: bool = False) -> Scheduler:
         """An empty cache and a scheduler; memory for at most ``blocks_wanted`` blocks is kept track of.
 
-        Raises ValueError when the capacity is below one block.
+        ``record_events``: whoever asks for that takes the cache's events. Raises ValueError when the capacity
+        is below one block.
         """
         blocks = min(self.capacity_tokens // block_tokens, blocks_wanted)
         if self.capacity_tokens < block_tokens:
             raise ValueError(
                 f"capacity of {self.capacity_tokens} tokens: less than one block of {block_tokens}, raise it"
             )
-        cache = PrefixCache(blocks, block_tokens, enabled=self.prefix_caching)
-        limits = SchedulerLimits(self.max_running, self.max_batched_tokens, self.max_model_len)
-        return Scheduler(cache, limits)
+        cache = PrefixCache(blocks, block_tokens, enabled=self.prefix_caching, record_events=record_events)
+        return Scheduler(cache, self.limits())
+
+    def limits(self) -> SchedulerLimits:
+        """What a step may hold."""
+        return SchedulerLimits(self.max_running, self.max_batched_tokens, self.max_model_len)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +96,36 @@ class _DecodeRun:
 class SimulatedReplica:
     """Accepts sequences made of block ids, computes them one step after another, reports through events."""
 
-    __slots__ = ("_arrived", "_events", "_queue", "_run", "_scheduler", "_step_time", "_stepping")
+    __slots__ = (
+        "_arrived",
+        "_batch",
+        "_cache_events",
+        "_events",
+        "_queue",
+        "_run",
+        "_step_time",
+        "_stepping",
+        "scheduler",
+    )
 
     def __init__(
-        self, scheduler: Scheduler, step_time: StepTime, queue: EventQueue, events: ReplicaEvents
+        self,
+        scheduler: Scheduler,
+        step_time: StepTime,
+        queue: EventQueue,
+        events: ReplicaEvents,
+        cache_events: Callable[[list[CacheEvent]], None] | None = None,
     ) -> None:
-        self._scheduler = scheduler
+        """``cache_events`` gets what each step stored and removed, if the scheduler's cache records it."""
+        self.scheduler = scheduler
+        """To be read."""
         self._step_time = step_time
         self._queue = queue
         self._events = events
+        self._cache_events = cache_events
         self._arrived: list[Sequence] = []
         self._stepping = False
+        self._batch: Batch | None = None
         self._run: _DecodeRun | None = None
 
     def accept(self, sequence: Sequence) -> None:
@@ -113,15 +139,24 @@ class SimulatedReplica:
             run.steps = step
             self._queue.at(run.end_s(step), self._run_done, run, step)
 
+    def crash(self, scheduler: Scheduler) -> list[Sequence]:
+        """The process dies; ``scheduler``, empty, is what it has once back. Returns its requests."""
+        lost = [*self.scheduler.running, *self.scheduler.waiting, *self._arrived]
+        self.scheduler = scheduler
+        self._arrived.clear()
+        self._stepping = False
+        self._batch = self._run = None
+        return lost
+
     def load(self) -> LoadReport:
         """The scheduler's gauges, with those counted as waiting whom it has not seen yet."""
-        report = self._scheduler.load()
+        report = self.scheduler.load()
         if not self._arrived or report.waiting is None:
             return report
         return replace(report, waiting=report.waiting + len(self._arrived))
 
     def _next_step(self) -> None:
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         if self._arrived:
             for sequence in self._arrived:
                 try:
@@ -142,11 +177,14 @@ class SimulatedReplica:
             self._run = run = _DecodeRun(now, steps, first_s, last_s)
             self._queue.at(run.end_s(steps), self._run_done, run, steps)
             return
-        batch = scheduler.schedule()
+        batch = self._batch = scheduler.schedule()
         self._queue.at(now + self._step_time.seconds(batch), self._step_done, batch)
 
     def _step_done(self, batch: Batch) -> None:
-        finished = self._scheduler.commit(batch)
+        if batch is not self._batch:
+            return  # it was lost in a crash
+        finished = self.scheduler.commit(batch)
+        self._tell_cache_events()
         for row in batch.prefills:
             if row.samples and row.sequence.output_tokens == 1:
                 self._events.first_token(row.sequence)
@@ -158,6 +196,12 @@ class SimulatedReplica:
         if self._run is not run or run.steps != step:
             return  # cut short: another event ended it
         self._run = None
-        for sequence in self._scheduler.advance_decodes(step):
+        finished = self.scheduler.advance_decodes(step)
+        self._tell_cache_events()
+        for sequence in finished:
             self._events.finished(sequence)
         self._next_step()
+
+    def _tell_cache_events(self) -> None:
+        if self._cache_events is not None and (events := self.scheduler.take_events()):
+            self._cache_events(events)

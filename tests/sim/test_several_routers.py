@@ -1,0 +1,85 @@
+"""Routers side by side: what private and shared ledgers cost, KV events on their way, two pools."""
+
+from dataclasses import replace
+
+import pytest
+
+from sim.kv_event_feed import KvEventSettings
+from sim.results import Result
+from sim.simulate import SimulationSettings, simulate
+from sim.two_pools import DecodePoolSettings
+from sim.workload.sources import open_trace
+
+ALONE = SimulationSettings(hold=False)
+
+
+def run(settings: SimulationSettings, *, rate: float = 2.0, replicas: int = 8) -> Result:
+    return simulate(
+        open_trace("mooncake"), ["predicted_finish"], replicas=replicas, rate=rate, settings=settings
+    )[0]
+
+
+def ttft(result: Result) -> float:
+    assert result.ttft_s.mean is not None and result.errors == 0
+    return result.ttft_s.mean
+
+
+@pytest.fixture(scope="module")
+def one_router() -> Result:
+    return run(ALONE)
+
+
+def test_ledgers_shared_without_lag_are_as_good_as_one(one_router: Result) -> None:
+    assert ttft(run(replace(ALONE, routers=4, peer_lag_s=0.0))) < 1.06 * ttft(one_router)
+
+
+def test_the_older_the_news_the_worse(one_router: Result) -> None:
+    fresh, old = (ttft(run(replace(ALONE, routers=8, peer_lag_s=lag_s))) for lag_s in (0.25, 5.0))
+    assert ttft(one_router) < fresh < 1.5 * ttft(one_router)
+    assert old > 1.5 * fresh
+
+
+def test_private_ledgers_are_worse_than_shared_ones() -> None:
+    private, shared = run(replace(ALONE, routers=4)), run(replace(ALONE, routers=4, peer_lag_s=0.25))
+    assert ttft(private) > 1.3 * ttft(shared)
+    assert private.cached_share and shared.cached_share and private.cached_share < shared.cached_share
+
+
+def test_one_router_does_not_care_how_old_metrics_are() -> None:
+    """Its own reservations tell it all."""
+    results = [run(replace(ALONE, report_lag_s=lag_s)) for lag_s in (0.0, 1.9)]
+    assert ttft(results[0]) == pytest.approx(ttft(results[1]), rel=0.01)
+
+
+def test_kv_events_are_as_good_as_the_mirror_where_that_has_the_right_size() -> None:
+    settings = SimulationSettings()
+    mirror, events = run(settings), run(replace(settings, kv_events=KvEventSettings()))
+    assert ttft(events) == pytest.approx(ttft(mirror), rel=0.05)
+
+
+def test_lost_events_are_replayed_or_cost_hits() -> None:
+    settings = SimulationSettings()
+    whole = run(replace(settings, kv_events=KvEventSettings()))
+    replayed = run(replace(settings, kv_events=KvEventSettings(loss_share=0.05)))
+    lost = run(replace(settings, kv_events=KvEventSettings(loss_share=0.05, replayed=False)))
+    assert ttft(replayed) == pytest.approx(ttft(whole), rel=0.05)
+    assert lost.cached_share and whole.cached_share and lost.cached_share < 0.9 * whole.cached_share
+
+
+def test_two_pools_move_every_prompt_and_decode_without_stalls() -> None:
+    settings = SimulationSettings()
+    together = run(settings, rate=0.7, replicas=6)
+    apart = run(replace(settings, decode_pool=DecodePoolSettings(2)), rate=0.7, replicas=4)
+    assert apart.requests == together.requests and apart.errors == 0
+    assert apart.tpot_ms.p99 is not None and together.tpot_ms.p99 is not None
+    assert apart.tpot_ms.p99 < 0.5 * together.tpot_ms.p99  # no prefill beside a decode
+    assert apart.cached_share and apart.cached_share > 0.1
+
+    far = DecodePoolSettings(2, transfer_s=1.0)
+    later = run(replace(settings, decode_pool=far), rate=0.7, replicas=4)
+    assert ttft(later) == pytest.approx(ttft(apart) + 1.0 - 0.026, rel=0.02)
+
+
+def test_the_longest_answers_known_are_no_reason_to_fail() -> None:
+    told = run(SimulationSettings(tell_max_tokens=True))
+    assert told.errors == 0 and ttft(told) < 1.2 * ttft(run(SimulationSettings()))
