@@ -87,7 +87,7 @@ class PagedAttention:
         whole = span.blocks is None and (window is None or window >= rows)
         if span.blocks is None:
             # Rows past the chunk are junk that only junk queries see.
-            stop = span.first + _up(rows, self._kv.block_size)
+            stop = min(span.first + _up(rows, self._kv.block_size), queries.shape[0])
             keys, values = keys[span.first : stop], values[span.first : stop]
         else:
             keys, values = self._kv.gather(layer, span.blocks)

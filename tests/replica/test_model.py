@@ -39,10 +39,12 @@ PROMPTS = (
 )
 
 
-def _logits(runner: ModelRunner, tokens: list[int], chunk: int, first_block: int) -> torch.Tensor:
+def _logits(
+    runner: ModelRunner, tokens: list[int], chunk: int, first_block: int, block_size: int = 16
+) -> torch.Tensor:
     """Logits after the last of ``tokens``, computed ``chunk`` at a time."""
     sequence = Sequence("s", tokens, 1)
-    sequence.block_table = list(range(first_block, first_block + -(-len(tokens) // 16)))
+    sequence.block_table = list(range(first_block, first_block + -(-len(tokens) // block_size)))
     logits = torch.empty(0)
     for start in range(0, len(tokens), chunk):
         count = min(chunk, len(tokens) - start)
@@ -127,9 +129,11 @@ def test_every_family_computes_the_logits_that_transformers_does(name: str, tmp_
     tokens = [(11 * i * i + 3) % 256 for i in range(150)]
     with torch.inference_mode():
         expected = reference(torch.tensor([tokens])).logits[0, -1]
-    runner = ModelRunner(model, blocks=32, block_size=16, max_batched_tokens=256)
-    for chunk in (150, 40, 1):
-        torch.testing.assert_close(_logits(runner, tokens, chunk, 3), expected, atol=2e-4, rtol=1e-4)
+    for block_size in (16, 5, 100):
+        runner = ModelRunner(model, blocks=40, block_size=block_size, max_batched_tokens=150)
+        for chunk in (150, 40, 1):
+            logits = _logits(runner, tokens, chunk, 3, block_size)
+            torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
 
 
 def test_a_window_changes_the_result(tmp_path: Path) -> None:
