@@ -64,7 +64,10 @@ def shown(value: float) -> str:
 
 
 def _with_unit(line: Line) -> str:
-    return f"{shown(line.value)} {line.unit}".rstrip()
+    unit = line.unit
+    if line.value == 1 and unit.endswith("s") and unit.isalpha() and len(unit) > 2:
+        unit = unit[:-1]  # 1 replica
+    return f"{shown(line.value)} {unit}".rstrip()
 
 
 def _equation(line: Line) -> str:
