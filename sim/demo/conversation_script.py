@@ -1,4 +1,8 @@
-"""The demo's script: which conversation starts when and what its user says. Same seed, same script."""
+"""The demo's script: which conversation starts when and what its user says. Same seed, same script.
+
+Times are in units of one cold prefill of a system prompt on an idle replica, so that a script loads a slow
+machine and a fast one alike.
+"""
 
 import random
 from collections.abc import Sequence
@@ -9,22 +13,22 @@ from sim.demo.personas import PERSONAS, POPULAR, Persona
 
 NAMES = ("Lindqvist", "Okafor", "Moreau", "Tanaka", "Novak", "Silva", "Haddad", "Brandt", "Kowalska", "Reyes")
 CODE_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
-START_EVERY_S = 1.2
-BURST_WITHIN_S = 1.5
-THINK_S = (0.5, 2.0)
+START_EVERY = 0.75
+BURST_WITHIN = 0.5
+THINK = (0.2, 0.8)
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One user's conversation; times in seconds."""
+    """One user's conversation; times in units (see above)."""
 
     name: str
     persona: str
     system: str
-    starts_at_s: float
+    starts_at: float
     turns: tuple[str, ...]
     """What the user says, turn by turn."""
-    think_s: tuple[float, ...]
+    think: tuple[float, ...]
     """Pause before each turn; 0 before the first."""
     in_burst: bool
 
@@ -37,7 +41,7 @@ def make_script(conversations: int, turns: int, seed: int) -> tuple[Conversation
 
     >>> script = make_script(conversations=6, turns=3, seed=1)
     >>> [(c.persona, c.in_burst) for c in script]  # doctest: +NORMALIZE_WHITESPACE
-    [('airline', False), ('sql', False), ('airline', True), ('broadband', False), ('airline', True),
+    [('airline', False), ('sql', False), ('airline', True), ('airline', True), ('broadband', False),
      ('recipes', False)]
     >>> script == make_script(conversations=6, turns=3, seed=1)
     True
@@ -48,16 +52,16 @@ def make_script(conversations: int, turns: int, seed: int) -> tuple[Conversation
     script = []
     for number in range(steady):
         persona = PERSONAS[number % len(PERSONAS)]
-        script.append(_conversation(rng, persona, number, number * START_EVERY_S, turns, in_burst=False))
-    burst_at_s = (steady // 2 - 0.5) * START_EVERY_S
+        script.append(_conversation(rng, persona, number, number * START_EVERY, turns, in_burst=False))
+    burst_at = (steady // 2 - 0.5) * START_EVERY
     for number in range(burst):
-        starts_at_s = burst_at_s + BURST_WITHIN_S * number / burst
-        script.append(_conversation(rng, POPULAR, steady + number, starts_at_s, turns, in_burst=True))
-    return tuple(sorted(script, key=lambda conversation: conversation.starts_at_s))
+        starts_at = burst_at + BURST_WITHIN * number / burst
+        script.append(_conversation(rng, POPULAR, steady + number, starts_at, turns, in_burst=True))
+    return tuple(sorted(script, key=lambda conversation: conversation.starts_at))
 
 
 def _conversation(
-    rng: random.Random, persona: Persona, number: int, starts_at_s: float, turns: int, *, in_burst: bool
+    rng: random.Random, persona: Persona, number: int, starts_at: float, turns: int, *, in_burst: bool
 ) -> Conversation:
     opening = rng.choice(persona.openings)
     follow_ups = cycle(rng.sample(persona.follow_ups, len(persona.follow_ups)))
@@ -71,9 +75,9 @@ def _conversation(
         name=f"{persona.name}-{number + 1:02d}",
         persona=persona.name,
         system=persona.system,
-        starts_at_s=starts_at_s,
+        starts_at=starts_at,
         turns=tuple(text.format_map(facts) for text in says),
-        think_s=(0.0, *(rng.uniform(*THINK_S) for _ in range(turns - 1))),
+        think=(0.0, *(rng.uniform(*THINK) for _ in range(turns - 1))),
         in_burst=in_burst,
     )
 

@@ -17,13 +17,14 @@ from router.routing.policies import POLICIES
 from sim.command_arguments import whole_number
 from sim.demo.conversation_script import make_script
 from sim.demo.demo_run import DemoOutcome, DemoPlan, run_demo
-from sim.demo.local_fleet import ReplicaPlan, threads_per_replica
+from sim.demo.local_fleet import ReplicaPlan, cores
 from sim.demo.processes import ChildError
 from sim.demo.report import explanation, result_table
 from sim.demo.views import View, make_view
 from sim.results_table import table_console
 
 REPLICAS = 3
+STEP_TOKENS = 256
 
 
 class ArgumentError(Exception):
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, least, default, text in (
         ("--conversations", 1, 18, "how many conversations, a third of them in a burst"),
         ("--turns", 1, 4, "turns of each conversation"),
-        ("--reply-tokens", 1, 20, "longest reply"),
+        ("--reply-tokens", 1, 16, "longest reply"),
         ("--kv-tokens", 2_048, 8_192, "tokens that each replica's KV cache holds"),
         ("--seed", 0, 1, "seed of the script"),
     ):
@@ -103,7 +104,9 @@ def demo_plan(args: argparse.Namespace) -> DemoPlan:
     return DemoPlan(
         policies=policies,
         replicas=REPLICAS,
-        replica=ReplicaPlan(args.model, args.kv_tokens, threads_per_replica(REPLICAS)),
+        replica=ReplicaPlan(
+            args.model, args.kv_tokens, step_tokens=STEP_TOKENS, threads=max(1, cores() // REPLICAS)
+        ),
         script=make_script(args.conversations, args.turns, args.seed),
         reply_tokens=args.reply_tokens,
     )

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import aiohttp
 
-from sim.demo.conversation_script import Conversation, system_prompts_used
+from sim.demo.conversation_script import START_EVERY, Conversation, system_prompts_used
 from sim.demo.figures import DemoFigures, demo_figures
 from sim.demo.local_fleet import (
     LocalReplica,
     LocalRouter,
     ReplicaPlan,
     ask,
+    cores,
     forget_prefixes,
     measure_prefill,
     start_replicas,
@@ -29,9 +30,10 @@ from sim.demo.run_board import ReplicaBoard, RunBoard
 from sim.demo.views import View
 from sim.replay_client import Answer
 
-REQUEST_LIMIT_S = 90.0
+REQUEST_LIMIT_S = 300.0
 POLL_EVERY_S = 0.5
 WATCH_EVERY_S = 1.0
+SYSTEM_PROMPT_TOKENS = 750
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,13 @@ class DemoPlan:
     replica: ReplicaPlan
     script: tuple[Conversation, ...]
     reply_tokens: int
+
+    def unit_s(self, prefill_s_per_token: float) -> float:
+        """One unit of the script's time: a cold prefill of a system prompt at the pace of the whole machine.
+
+        Replicas that have to share cores are slower together than one of them is alone.
+        """
+        return SYSTEM_PROMPT_TOKENS * prefill_s_per_token * self.replicas / min(self.replicas, cores())
 
 
 @dataclass(slots=True)
@@ -124,10 +133,11 @@ class _Course:
             say(f"an idle replica prefills {1.0 / cost_s:,.0f} tokens/s")
             requests = sum(len(conversation.turns) for conversation in plan.script)
             popular = sum(conversation.in_burst for conversation in plan.script)
+            unit_s = plan.unit_s(cost_s)
             say(
                 f"the script: {len(plan.script)} conversations, {requests} requests, "
                 f"{system_prompts_used(plan.script)} system prompts; {popular} conversations with one of "
-                "them come almost at once"
+                f"them come almost at once; a new one every {START_EVERY * unit_s:.1f} s otherwise"
             )
             for policy in plan.policies:
                 self._outcome.runs.append(await self._under(policy, session, replicas, requests))
@@ -154,7 +164,7 @@ class _Course:
 
         poll = asyncio.create_task(self._poll(session, router, board), name="poll fleet")
         try:
-            records = await play(self._plan.script, ask_router, done)
+            records = await play(self._plan.script, self._plan.unit_s(cost_s), ask_router, done)
         finally:
             await _cancelled(poll)
         self._children.stop([router.child])

@@ -28,6 +28,8 @@ class ReplicaPlan:
     model: str
     kv_tokens: int
     """Tokens its KV cache holds."""
+    step_tokens: int
+    """Most tokens in one step; longer prompts are computed in chunks beside running replies."""
     threads: int
 
 
@@ -78,6 +80,7 @@ def replica_config(plan: ReplicaPlan, port: int) -> dict[str, Any]:
         "model": plan.model,
         "listen": f"127.0.0.1:{port}",
         "kv_tokens": plan.kv_tokens,
+        "max_batched_tokens": plan.step_tokens,
         "threads": plan.threads,
     }
 
@@ -127,26 +130,24 @@ async def _forget(session: aiohttp.ClientSession, replica: LocalReplica) -> bool
 async def measure_prefill(
     session: aiohttp.ClientSession, replicas: Sequence[LocalReplica], model: str, system: str
 ) -> float:
-    """Seconds of prefill per token on an idle replica: the mean over the replicas of one cold prompt each.
+    """Seconds of prefill per token on an idle replica: mean over the replicas of one cold ``system`` each.
 
-    A prompt before it, not measured, makes each replica allocate and compile what it needs.
+    A short prompt before, not measured, makes each replica allocate what it needs.
     """
+    await asyncio.gather(*(_ask_first(session, replica, model, "Hello!") for replica in replicas))
     costs = []
     for replica in replicas:
-        for salt in ("warm-up", "measured"):
-            # The salt comes first, so that the second prompt finds nothing of the first.
-            messages: list[Message] = [
-                {"role": "system", "content": f"{salt}\n{system}"},
-                {"role": "user", "content": "Hello!"},
-            ]
-            answer = await ask(session, replica.url, model, messages, max_tokens=2)
-            if answer.error is not None:
-                raise ChildError(
-                    f"{replica.name}: {answer.error} {answer.error_detail}\n{replica.child.tail()}"
-                )
+        answer = await _ask_first(session, replica, model, system)
         assert answer.ttft_s is not None
         costs.append(answer.ttft_s / ((answer.prompt_tokens or 1) - (answer.cached_tokens or 0)))
     return sum(costs) / len(costs)
+
+
+async def _ask_first(session: aiohttp.ClientSession, replica: LocalReplica, model: str, says: str) -> Answer:
+    answer = await ask(session, replica.url, model, [{"role": "user", "content": says}], max_tokens=2)
+    if answer.error is not None:
+        raise ChildError(f"{replica.name}: {answer.error} {answer.error_detail}\n{replica.child.tail()}")
+    return answer
 
 
 async def ask(
@@ -164,6 +165,6 @@ async def ask(
     return await stream_request(session, url + "/v1/chat/completions", orjson.dumps(body))
 
 
-def threads_per_replica(replicas: int) -> int:
-    """An equal share of the cores, at least one."""
-    return max(1, (os.cpu_count() or 1) // replicas)
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -26,9 +26,11 @@ class RequestRecord:
 
 
 async def play(
-    script: Sequence[Conversation], ask: Ask, done: Callable[[RequestRecord], None]
+    script: Sequence[Conversation], unit_s: float, ask: Ask, done: Callable[[RequestRecord], None]
 ) -> list[RequestRecord]:
     """Play ``script`` through ``ask``; ``done`` sees each record as it comes. In the order they were sent.
+
+    ``unit_s`` is what one of the script's units of time lasts, in seconds.
 
     A conversation ends at its first error: its user has no answer to go on from.
     """
@@ -41,17 +43,21 @@ async def play(
 
     async with asyncio.TaskGroup() as tasks:
         for conversation in script:
-            tasks.create_task(_converse(conversation, ask, note, began_at), name=conversation.name)
+            tasks.create_task(_converse(conversation, unit_s, ask, note, began_at), name=conversation.name)
     return sorted(records, key=lambda record: record.sent_at_s)
 
 
 async def _converse(
-    conversation: Conversation, ask: Ask, note: Callable[[RequestRecord], None], began_at: float
+    conversation: Conversation,
+    unit_s: float,
+    ask: Ask,
+    note: Callable[[RequestRecord], None],
+    began_at: float,
 ) -> None:
-    await asyncio.sleep(conversation.starts_at_s)
+    await asyncio.sleep(conversation.starts_at * unit_s)
     messages: list[Message] = [{"role": "system", "content": conversation.system}]
-    for turn, (think_s, says) in enumerate(zip(conversation.think_s, conversation.turns, strict=True), 1):
-        await asyncio.sleep(think_s)
+    for turn, (think, says) in enumerate(zip(conversation.think, conversation.turns, strict=True), 1):
+        await asyncio.sleep(think * unit_s)
         messages.append({"role": "user", "content": says})
         sent_at = time.monotonic()
         answer = await ask(messages)

@@ -48,7 +48,7 @@ def main() -> int:
         with ChildProcesses(folder) as children:
 
             async def start() -> str:
-                plan = ReplicaPlan(args.model, kv_tokens=16_384, threads=1)
+                plan = ReplicaPlan(args.model, kv_tokens=16_384, step_tokens=512, threads=1)
                 replicas = await start_replicas(children, folder, args.replicas, plan, print)
                 return (await start_router(children, folder, replicas, args.policy)).url
 

@@ -61,7 +61,7 @@ def test_each_turn_carries_the_whole_history() -> None:
         return answer(f"Answer {len(asked)}.")
 
     seen: list[RequestRecord] = []
-    records = asyncio.run(play([TALK], ask, seen.append))
+    records = asyncio.run(play([TALK], 1.0, ask, seen.append))
     assert records == seen
     assert [r.turn for r in records] == [1, 2, 3]
     assert [[m["content"] for m in messages] for messages in asked] == [
@@ -80,7 +80,7 @@ def test_an_error_ends_its_conversation_and_no_other() -> None:
         return answer()
 
     broken = replace(TALK, name="talk-2", system="Broken.")
-    records = asyncio.run(play([TALK, broken], ask, lambda _: None))
+    records = asyncio.run(play([TALK, broken], 1.0, ask, lambda _: None))
     assert sorted((r.conversation, r.turn) for r in records) == [
         ("talk-1", 1), ("talk-1", 2), ("talk-1", 3), ("talk-2", 1), ("talk-2", 2),
     ]  # fmt: skip

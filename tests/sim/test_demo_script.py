@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.demo.conversation_script import BURST_WITHIN_S, make_script, system_prompts_used
+from sim.demo.conversation_script import BURST_WITHIN, make_script, system_prompts_used
 from sim.demo.personas import PERSONAS, POPULAR
 
 
@@ -18,9 +18,9 @@ def test_the_default_size_is_what_the_demo_promises() -> None:
     burst = [conversation for conversation in script if conversation.in_burst]
     assert len(burst) == 6
     assert {conversation.persona for conversation in burst} == {POPULAR.name}
-    starts = [conversation.starts_at_s for conversation in burst]
-    assert max(starts) - min(starts) <= BURST_WITHIN_S
-    steady = [conversation.starts_at_s for conversation in script if not conversation.in_burst]
+    starts = [conversation.starts_at for conversation in burst]
+    assert max(starts) - min(starts) <= BURST_WITHIN
+    steady = [conversation.starts_at for conversation in script if not conversation.in_burst]
     assert steady[0] < min(starts) < max(starts) < steady[-1]  # it comes in the middle
 
 
@@ -35,10 +35,10 @@ def test_every_script_is_whole_and_repeatable(conversations: int, turns: int, se
     script = make_script(conversations, turns, seed)
     assert script == make_script(conversations, turns, seed)
     assert len({conversation.name for conversation in script}) == conversations
-    assert all(a.starts_at_s <= b.starts_at_s for a, b in pairwise(script))
+    assert all(a.starts_at <= b.starts_at for a, b in pairwise(script))
     for conversation in script:
-        assert len(conversation.turns) == len(conversation.think_s) == turns
-        assert conversation.think_s[0] == 0.0
+        assert len(conversation.turns) == len(conversation.think) == turns
+        assert conversation.think[0] == 0.0
         assert not any("{" in text or "}" in text for text in conversation.turns)
         assert all(a != b for a, b in pairwise(conversation.turns))
     assert Counter(conversation.in_burst for conversation in script)[True] == conversations // 3
