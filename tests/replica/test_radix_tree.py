@@ -98,6 +98,15 @@ def test_invariant_c_a_lookup_never_changes_values_or_totals():
     assert (edges(tree), tree.cached, tree.evictable, tree.nodes) == before
 
 
+def test_a_place_cut_short_is_the_place_of_the_shorter_text():
+    tree = tree_of(list(range(1, 9)), [1, 2, 9, 10], [1, 2, 3, 4, 11])
+    text = [1, 2, 3, 4, 5, 6, 7, 8]
+    place = tree.locate("n", text, 7)
+    for length in range(8):
+        assert tree.shorten(place, length) == tree.locate("n", text, length)
+    assert tree.shorten(place, 99) == place and tree.shorten(NOWHERE, 0) == NOWHERE
+
+
 def test_a_split_keeps_pins_uses_hashes_and_the_lower_node():
     tree = tree_of(hash_units=2)
     lower = insert(tree, [1, 2, 3, 4, 5])

@@ -143,6 +143,20 @@ def test_senseless_options_are_refused(limits):
         SchedulerLimits(**limits)
 
 
+# In-batch sharing, with every cache
+
+
+def test_sixteen_identical_prompts_compute_their_prefix_once(engine):
+    toy = engine(tokens=512, max_running=16, max_batched_tokens=64)
+    prompt = list(range(20))
+    sequences = [add(toy, f"{number}", prompt, max_tokens=3) for number in range(16)]
+    toy.drain()
+    own = 20 - sequences[1].cached_tokens  # the block, or page, of the last token
+    assert own == toy.scheduler.cache.block_size
+    assert toy.computed_positions == 20 + 15 * own + 16 * 2
+    assert all(s.output_ids == expected_output(prompt, 3) for s in sequences) and pool_is_whole(toy)
+
+
 # Longest prefix first
 
 
