@@ -30,6 +30,13 @@ class TierSettings:
     peer_latency_s: float = 1e-3
     peer_bytes_per_s: float = 1e9
 
+    def __post_init__(self) -> None:
+        least = dict.fromkeys(("block_tokens", "block_bytes", "spills_at_once", "layers"), 1)
+        least |= dict.fromkeys(("host_blocks", "disk_blocks", "spill_ahead"), 0)
+        for name, at_least in least.items():
+            if getattr(self, name) < at_least:
+                raise ValueError(f"{name} is {getattr(self, name)}: give at least {at_least}")
+
 
 @dataclass(slots=True)
 class TierCounters:

@@ -69,6 +69,12 @@ def test_doctests():
     assert doctest.testmod(module).failed == 0
 
 
+@pytest.mark.parametrize("name", ["block_tokens", "block_bytes", "layers", "spills_at_once"])
+def test_senseless_settings_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name} is 0"):
+        make(**{name: 0})
+
+
 def test_written_back_once_and_only_touched_again():
     tiers = make(host=3)
     assert names(evict(tiers, CHAIN[:3]), Save) == [b"2", b"1", b"0"]
