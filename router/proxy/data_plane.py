@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import socket
+import ssl
 import stat
 import time
 from collections.abc import Callable
@@ -51,17 +52,17 @@ class DataPlane:
         self.address = config.listen
         """Where it really listens: HOST:PORT or unix:/path."""
 
-    async def start(self) -> None:
-        """Listen on ``config.listen``. Raises ``OSError`` when that is not possible."""
+    async def start(self, tls: ssl.SSLContext | None = None) -> None:
+        """Listen on ``config.listen``, with ``tls`` if given. Raises ``OSError`` when that is not possible."""
         loop = asyncio.get_running_loop()
         if self._listen.startswith("unix:"):
             path = self._listen.removeprefix("unix:")
             _remove_stale_socket(path)
-            self._server = await loop.create_unix_server(self._client, path, backlog=BACKLOG)
+            self._server = await loop.create_unix_server(self._client, path, backlog=BACKLOG, ssl=tls)
         else:
             host, _, port = self._listen.rpartition(":")
             self._server = await loop.create_server(
-                self._client, host.strip("[]"), int(port), backlog=BACKLOG, reuse_address=True
+                self._client, host.strip("[]"), int(port), backlog=BACKLOG, reuse_address=True, ssl=tls
             )
             name = self._server.sockets[0].getsockname()
             self.address = f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"

@@ -101,12 +101,13 @@ def with_rig(
     listen: str = "127.0.0.1:0",
     model: str | None = None,
     tls: ssl.SSLContext | None = None,
+    public_tls: ssl.SSLContext | None = None,
     **config: Any,
 ) -> Rig:
     """Run ``scenario`` against a fresh router; then everything must be released."""
     config.setdefault("policy", {"kind": "round_robin"})
     config.setdefault("seed", 1)
-    return uvloop.run(_run(scenario, replicas, stop_s, listen, model, tls, config))
+    return uvloop.run(_run(scenario, replicas, stop_s, listen, model, tls, public_tls, config))
 
 
 async def _run(
@@ -116,6 +117,7 @@ async def _run(
     listen: str,
     model: str | None,
     tls: ssl.SSLContext | None,
+    public_tls: ssl.SSLContext | None,
     keys: dict[str, Any],
 ) -> Rig:
     faults: list[str] = []
@@ -128,7 +130,7 @@ async def _run(
         await fake.start()
     urls = [{"url": fake.url, **({"model": model} if model else {})} for fake in fakes]
     rig = Rig(fakes, parse_config({"listen": listen, "replicas": urls, **keys}, "test"))
-    await rig.plane.start()
+    await rig.plane.start(public_tls)
     try:
         await scenario(rig)
         for client in rig.clients:

@@ -1,4 +1,4 @@
-"""TLS to replicas."""
+"""TLS to replicas and on the public port."""
 
 import asyncio
 import ssl
@@ -11,6 +11,7 @@ from tests.fakes.fake_replica import (
     LAST_CHUNK,
     STREAM_HEAD,
     Hang,
+    Reset,
     Send,
     Wait,
     chunk,
@@ -18,6 +19,7 @@ from tests.fakes.fake_replica import (
     delta,
 )
 from tests.fakes.proxy_rig import CHAT, CHAT_STREAM, Rig, until, with_rig
+from tests.fakes.raw_client import RawClient
 
 CERTIFICATE = Path(__file__).parent.parent / "fakes" / "tls" / "cert.pem"
 
@@ -80,3 +82,33 @@ def test_a_certificate_that_is_not_trusted_is_no_replica(server_tls: ssl.SSLCont
         assert not rig.replica.requests
 
     with_rig(scenario, tls=server_tls)
+
+
+def test_tls_on_the_public_port(server_tls: ssl.SSLContext) -> None:
+    async def scenario(rig: Rig) -> None:
+        host, _, port = rig.plane.address.rpartition(":")
+        trusted = ssl.create_default_context(cafile=str(CERTIFICATE))
+        client = RawClient(*await asyncio.open_connection(host, int(port), ssl=trusted))
+        rig.clients.append(client)
+        for body in (CHAT, CHAT_STREAM, b'{"prompt":"' + b"x" * 1_000_000 + b'"}'):
+            await client.post(body)
+            answer = await client.answer()
+            assert (answer.status, answer.whole) == (200, True)
+        assert rig.replica.requests[0].field("x-forwarded-proto") == "https"
+        rig.replica.plans.append([Send(STREAM_HEAD + chunk(delta("a"))), Reset()])
+        await client.post(CHAT_STREAM)
+        answer = await client.answer()
+        assert not answer.whole
+        assert b'"code":"replica_broken"' in answer.body
+        other = RawClient(*await asyncio.open_connection(host, int(port), ssl=trusted))
+        await other.send(b"nonsense\r\n\r\n")
+        assert (await other.answer()).status == 400
+        assert await other.closed()
+        leaving = RawClient(*await asyncio.open_connection(host, int(port), ssl=trusted))
+        rig.replica.default = [Hang()]
+        await leaving.post(CHAT)
+        await until(lambda: rig.replica.answering == 1)
+        leaving.leave()
+        await until(lambda: rig.replica.aborted == 1)
+
+    with_rig(scenario, public_tls=server_tls)
