@@ -53,7 +53,7 @@ class DataPlane:
         """Where it really listens: HOST:PORT or unix:/path."""
 
     async def start(self, tls: ssl.SSLContext | None = None) -> None:
-        """Listen on ``config.listen``, with ``tls`` if given. Raises ``OSError`` when that is not possible."""
+        """Listen on ``config.listen``, with ``tls`` if given. Raises ``OSError`` where that fails."""
         loop = asyncio.get_running_loop()
         if self._listen.startswith("unix:"):
             path = self._listen.removeprefix("unix:")
