@@ -65,17 +65,23 @@ def belief_errors(*, bridged: bool, mine: float, reply_blocks: int, seed: int = 
     return errors
 
 
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize(
-    ("mine", "reply_blocks"),
-    [(1.0, 0), (1.0, 10), (0.5, 0), (0.25, 10)],
+    ("mine", "reply_blocks", "without_bridge", "with_bridge"),
+    [(1.0, 0, 0.0, 0.05), (1.0, 10, 0.04, 0.06), (0.5, 0, 0.2, 0.06), (0.25, 10, 0.5, 0.12)],
     ids=["prompts alone", "long replies", "two routers", "four routers and replies"],
 )
-def test_belief_follows_the_engine(mine: float, reply_blocks: int) -> None:
-    with_bridge = belief_errors(bridged=True, mine=mine, reply_blocks=reply_blocks)
-    without = belief_errors(bridged=False, mine=mine, reply_blocks=reply_blocks)
-    wrong = fmean(map(abs, with_bridge))
-    assert wrong < 0.15
-    assert wrong <= fmean(map(abs, without)) + 0.02, "never worse than a bound on prompts alone"
+def test_belief_follows_the_engine(
+    mine: float, reply_blocks: int, without_bridge: float, with_bridge: float, seed: int
+) -> None:
+    """Mean share of a prompt that is wrongly believed: at least so much without, at most so much with."""
+    errors = {
+        bridged: fmean(
+            map(abs, belief_errors(bridged=bridged, mine=mine, reply_blocks=reply_blocks, seed=seed))
+        )
+        for bridged in (False, True)
+    }
+    assert errors[False] >= without_bridge and errors[True] <= with_bridge, errors
 
 
 def test_a_clear_forgets_everything_of_one_replica() -> None:
