@@ -63,16 +63,17 @@ def test_it_plays_the_script_under_both_policies(tmp_path: Path) -> None:
         assert run["prompt_tokens"] > 8 * 2_500
         assert 0.0 < run["cached_share"] < 1.0
         assert run["ttft_s"]["p50"] > 0.0
-    # Round robin sends a second turn where its first was only by chance; the other keeps them together.
-    cached = [run["cached_share"] for run in figures["runs"]]
-    assert cached[1] > cached[0]
+    # Round robin sends a second turn where its first was only by chance; the other keeps them together:
+    # four of eight prompts are almost wholly cached, that of a second conversation with one prompt mostly.
+    by_policy = {run["policy"]: run["cached_share"] for run in figures["runs"]}
+    assert by_policy["predicted_finish"] >= max(0.45, by_policy["round_robin"])
     assert out.count(" 8/8 ") == 2
     assert "predicted_finish found" in out
     assert left_over(tmp_path) == []
     assert list(tmp_path.glob("warmroute-demo-*")) == []  # its folder is gone, too
 
 
-@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_everything(tmp_path: Path, sig: signal.Signals) -> None:
     demo = start_demo(tmp_path, *SMALL, "--turns", "200")
     assert demo.stdout is not None
