@@ -59,6 +59,8 @@ def main() -> int:
             except ChildError as error:
                 print(f"load: {error}", file=sys.stderr)
                 return 1
+            except KeyboardInterrupt:
+                return 130
             return code
 
 
