@@ -260,7 +260,7 @@ def test_preble_exploits_what_is_mostly_cached_and_explores_the_rest() -> None:
     for replica in (0, 2, 3):
         bench.warm(replica, bench.prompt(30 + replica, 21))
     bench.warm(1, bench.prompt(1, 20))
-    for k in range(5):
+    for k in range(3):
         assert bench.ask(bench.prompt(1, 20, own=k)).replica.index == 1
     keys = (*bench.prompt(1, 5).keys, *range(10**6, 10**6 + 15))
     explored = bench.ask(Prompt(keys=keys, units=2_050, layout=LAYOUT, stream=True))
