@@ -3,6 +3,8 @@
 import asyncio
 import importlib.util
 import random
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -457,3 +459,15 @@ def test_a_port_that_is_taken_is_an_os_error() -> None:
             scene.publisher.stop()
 
     uvloop.run(run())
+
+
+def test_a_plain_router_needs_none_of_the_extras() -> None:
+    """The base install has no ZMQ, no msgspec, no tokenizers, no jinja2."""
+    code = (
+        "import sys\n"
+        "for name in ('zmq', 'msgspec', 'tokenizers', 'jinja2', 'torch'): sys.modules[name] = None\n"
+        "from router.config import parse_config\n"
+        "from router.proxy.assembly import Router\n"
+        "Router(parse_config({'replicas': [{'url': 'http://h:1'}]}, 'x'))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}, check=True)
