@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from router.routing.policies import POLICIES
 from router.routing.view import Policy
+from sim.pooled_cache import PooledFinish
 from sim.rivals import RIVALS
 
 HOLDING_POLICY = "predicted_finish"
@@ -21,11 +22,14 @@ class Contender:
     """From a seeded generator, one policy per router."""
     holds: bool = False
     """The router keeps requests while their replica has one without a first token."""
+    pooled: bool = False
+    """All replicas share one cache (``pooled_cache``)."""
 
 
 CONTENDERS: Mapping[str, Contender] = {
     **{kind: Contender(kind, make, kind == HOLDING_POLICY) for kind, make in POLICIES.items()},
     **{kind: Contender(kind, make) for kind, make in RIVALS.items()},
+    "pooled_cache": Contender("pooled_cache", PooledFinish, holds=True, pooled=True),
 }
 
 

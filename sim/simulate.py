@@ -22,6 +22,7 @@ from sim.event_queue import EventQueue
 from sim.kv_event_feed import KvEventFeed
 from sim.outcome import Outcome
 from sim.peer_link import PeerLink
+from sim.pooled_cache import PooledCache, PooledFinish
 from sim.replica_row import ReplicaRow
 from sim.results import Result, summarize, warmup_end_s
 from sim.simulated_fleet import SimulatedFleet
@@ -131,7 +132,11 @@ def build(
     events = settings.kv_events
     feed = None if events is None else KvEventFeed(queue, fleets, events, random.Random(f"{seed} kv events"))
 
+    pool = _pool(fleets, settings, replicas, size, wanted) if one.pooled else None
+
     def make_scheduler(replica: ReplicaSettings) -> Scheduler:
+        if pool is not None:
+            return Scheduler(pool, replica.limits())
         return replica.scheduler(size, wanted, record_events=feed is not None)
 
     def make_row(told: ReplicaEvents) -> ReplicaRow:
@@ -170,6 +175,18 @@ def build(
             network_delay_s=settings.network_delay_s,
         ),
     )
+
+
+def _pool(
+    fleets: Sequence[Fleet], settings: SimulationSettings, replicas: int, size: int, wanted: int
+) -> PooledCache:
+    """One cache for all, known to every router."""
+    tokens = sum(settings.replica_settings(replica).capacity_tokens for replica in range(replicas))
+    pool = PooledCache(max(1, min(tokens // size, wanted)), size)
+    for fleet in fleets:
+        assert isinstance(fleet.policy, PooledFinish)
+        fleet.policy.cache = pool
+    return pool
 
 
 def _fleet(one: Contender, replicas: int, size: int, settings: SimulationSettings, seed: str) -> Fleet:
