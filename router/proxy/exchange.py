@@ -145,7 +145,8 @@ class Exchange:
         else:
             self._waiting = outcome
             service.hold_began()
-        service.send_released(now)
+        if fleet.outbox:
+            service.send_released(now)
 
     def hold_ended(self, flight: InFlight | None, now: float) -> None:
         """The request waited in the router until now; without a ``flight`` no replica is left for it."""
@@ -162,7 +163,7 @@ class Exchange:
         self._attempts += 1
         self._tried = (*self._tried, decision.replica)
         decisions = service.counters.decisions
-        label = (attempt.name, decision.reason.value)
+        label = (attempt.name, decision.reason)  # a str, whose value needs no look-up
         decisions[label] = decisions.get(label, 0) + 1
         attempt.send(now)
 
@@ -343,7 +344,8 @@ class Exchange:
             attempt.connection.transport.resume_reading()
         attempt.give_back(now, reusable=answer.reusable and not service.shutting_down)
         self._over(answer.status)
-        service.send_released(now)
+        if service.fleet.outbox:
+            service.send_released(now)
         client.answered()
 
     # --- ends ------------------------------------------------------------------------------------

@@ -216,11 +216,12 @@ def read_usage(usage: Any) -> Usage | None:
     """An OpenAI usage object, of chat and completions or of responses."""
     if type(usage) is not dict:
         return None
-    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    get = usage.get
+    details = get("prompt_tokens_details") or get("input_tokens_details")
     return Usage(
-        prompt_tokens=_count(usage.get("prompt_tokens", usage.get("input_tokens"))),
-        output_tokens=_count(usage.get("completion_tokens", usage.get("output_tokens"))),
-        cached_tokens=_count(details.get("cached_tokens")) if type(details) is dict else None,
+        _count(get("prompt_tokens", get("input_tokens"))),
+        _count(get("completion_tokens", get("output_tokens"))),
+        _count(details.get("cached_tokens")) if type(details) is dict else None,
     )
 
 
