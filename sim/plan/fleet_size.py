@@ -1,5 +1,6 @@
 """How many replicas: work over the utilization ceiling, and first tokens in time; then what each one does."""
 
+from sim.plan.plan_error import PlanError
 from sim.plan.queueing import most_offered, smallest_pool
 from sim.plan.replica_cost import ReplicaCost
 from sim.plan.worksheet import Worksheet
@@ -7,6 +8,8 @@ from sim.plan.worksheet import Worksheet
 
 def write_fleet_size(sheet: Worksheet, cost: ReplicaCost, prefill: str, square: str) -> bool:
     """Batch, work, replicas, in the current scope; ``False`` if no batch keeps the promise per token.
+
+    Raises ``PlanError`` when not even one request fits into memory.
 
     ``prefill`` and ``square`` name a request's prefill in milliseconds, mean and mean square.
     """
@@ -17,7 +20,12 @@ def write_fleet_size(sheet: Worksheet, cost: ReplicaCost, prefill: str, square: 
     if sheet.line("batch_tpot", formula, "sequences", says) < 1.0:
         return False
     says = "batch that fits into memory; a shared prefix is counted for each, to leave room for the cache"
-    sheet.line("batch_kv", "kv_tokens / (prompt_tokens + output_tokens)", "sequences", says)
+    if sheet.line("batch_kv", "kv_tokens / (prompt_tokens + output_tokens)", "sequences", says) < 1.0:
+        tokens = sheet["prompt_tokens"] + sheet["output_tokens"]
+        raise PlanError(
+            f"traffic: a request of {tokens:,.0f} tokens, prompt and reply, does not fit into "
+            f"{sheet['kv_tokens']:,.0f} tokens of KV; take more or larger GPUs, or fewer bits"
+        )
     limits = "batch_tpot, batch_kv, max_running"
     if cost.math_us:
         says = "batch at which math hides reading the weights: more gain nothing"

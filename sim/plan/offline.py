@@ -114,7 +114,12 @@ def _batch(sheet: Worksheet, way: Way) -> None:
     if way.reuse and way.sorted_by_prefix:
         formula = "(kv_tokens - shared_tokens) / (prompt_tokens - shared_tokens + output_tokens)"
         says = "that fit into memory, one prefix for all"
-    sheet.line("batch_kv", formula, "sequences", says)
+    if sheet.line("batch_kv", formula, "sequences", says) < 1.0:
+        tokens = sheet["prompt_tokens"] + sheet["output_tokens"]
+        raise PlanError(
+            f"a request of {tokens:,.0f} tokens, prompt and reply, does not fit into "
+            f"{sheet['kv_tokens']:,.0f} tokens of KV; take more or larger GPUs, or fewer bits"
+        )
     says = "at which math hides reading the weights: more gain nothing"
     sheet.line("batch_math", "(step_ms - fixed_ms) / math_us * 1000", "sequences", says)
     if way.fullest_batch:

@@ -7,6 +7,7 @@ from itertools import accumulate
 from math import log
 
 from sim.plan.config import NumbersTraffic, SimulatePlan, SloPlan, TraceTraffic
+from sim.plan.plan_error import PlanError
 from sim.plan.replica_cost import ReplicaCost
 from sim.plan.worksheet import Worksheet
 from sim.results import Result, Slo
@@ -60,16 +61,19 @@ class Trial:
         return Trial(made, 1.0, simulate_plan.policy, simulate_plan.seed, settings, progress)
 
     def run(self, replicas: int) -> Result:
-        """The fleet of that many replicas."""
-        results = simulate(
-            self.trace,
-            [self.policy],
-            replicas=replicas,
-            rate=self.rate,
-            seed=self.seed,
-            settings=self.settings,
-            progress=None if self.progress is None else self._named(replicas, self.progress),
-        )
+        """The fleet of that many replicas; raises ``PlanError``."""
+        try:
+            results = simulate(
+                self.trace,
+                [self.policy],
+                replicas=replicas,
+                rate=self.rate,
+                seed=self.seed,
+                settings=self.settings,
+                progress=None if self.progress is None else self._named(replicas, self.progress),
+            )
+        except ValueError as error:
+            raise PlanError(f"simulate: {error}") from None
         return results[0]
 
     def _named(self, replicas: int, progress: Progress) -> Progress:
@@ -179,6 +183,9 @@ def _write(
     with sheet.scope(name):
         for key, value, unit, says in found:
             sheet.found(key, value, unit, says, f"{how}, seed {trial.seed}")
+    if result.errors:
+        kinds = ", ".join(f"{kind} ({count})" for kind, count in result.error_kinds)
+        sheet.conclude(f"Of {result.requests} simulated requests {result.errors} failed: {kinds}.")
     return [key for key, *_ in found]
 
 

@@ -2,7 +2,9 @@
 
 import pytest
 
+from replica.batch import Batch
 from sim.plan.plan_error import PlanError
+from sim.step_time.roofline import RooflineStepTime
 from tests.sim.plan_examples import changed, example, report
 
 # Long prompts
@@ -68,6 +70,14 @@ def test_reuse_in_order_is_tried_too() -> None:
     )
     assert made.value("now_hits") == 1 - 8 / 400
     assert made.value("simulated_ratio") == pytest.approx(1.0, abs=0.08)
+
+
+def test_a_batch_past_the_crossing_is_bound_by_math() -> None:
+    made = report(changed("offline", running=500, prompt_tokens=200, shared_tokens=100))
+    assert made.value("now_batch") == 500 > made.value("now_batch_math")
+    model = RooflineStepTime.of("llama-3.1-70b", "h100", tensor_parallel=4)
+    seconds = model.seconds(Batch((), 500, 500 * (200 + 75), 0))
+    assert made.value("now_full_step_ms") / 1e3 == pytest.approx(seconds, rel=0.03)
 
 
 def test_levers_are_ordered_by_what_they_save() -> None:

@@ -1,11 +1,13 @@
 """Online plans: the arithmetic holds together, and the simulated fleet agrees with it."""
 
 from functools import cache
+from math import exp
 from typing import Any
 
 import pytest
 
 from sim.plan.config import NumbersTraffic, SimulatePlan
+from sim.plan.plan_error import PlanError
 from sim.plan.trials import planned_trace
 from sim.plan.worksheet import Report
 from tests.sim.plan_examples import changed, example, report
@@ -28,6 +30,17 @@ def test_littles_law_holds_at_that_size() -> None:
     made = example("online")
     per_replica = made.value("each_per_s") * made.value("output_tokens") * made.value("tpot_ms") / 1e3
     assert made.value("running") == pytest.approx(per_replica)
+
+
+def test_the_remaining_work_is_that_of_a_varying_prefill_and_a_steady_ride() -> None:
+    made = example("online")
+    mean = made.value("prefill_ms")
+    variance = made.value("prefill_ms2") - mean**2
+    service = mean + made.value("batch") * made.value("sequence_ms")
+    assert made.value("residual_ms") == pytest.approx((variance + service**2) / (2 * service))
+    # Lengths vary log-normally around the warm and the cold prefill.
+    warm, cold = made.value("warm_ms"), made.value("cold_ms")
+    assert made.value("prefill_ms2") == pytest.approx(exp(0.5**2) * (0.9 * warm**2 + 0.1 * cold**2))
 
 
 def test_one_replica_at_its_batch_keeps_the_promise_per_token_and_no_more() -> None:
@@ -97,6 +110,20 @@ def test_a_promise_that_no_batch_keeps_is_said_to_be_so() -> None:
         f"No batch meets 3 ms per token: one step alone takes {made.value('step_ms'):.1f} ms. Take a faster "
         "GPU, more of them per replica, or a smaller precision.",
     )
+
+
+def test_a_request_that_does_not_fit_is_refused() -> None:
+    plan = changed("online_measured", replica__kv_tokens=3_000)
+    with pytest.raises(
+        PlanError, match="a request of 3,550 tokens, prompt and reply, does not fit into 3,000"
+    ):
+        report(plan)
+
+
+def test_requests_that_the_simulated_replicas_refuse_are_counted() -> None:
+    plan = changed("online_measured", replica__kv_tokens=3_600, simulate={"requests": 60})
+    made = report(plan, simulated=True)
+    assert any("simulated requests" in one and "too long for the replica" in one for one in made.answer)
 
 
 def test_prefixes_that_do_not_fit_are_said_to_be_so() -> None:
