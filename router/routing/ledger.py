@@ -51,6 +51,7 @@ class Ledger:
         "decoding",
         "free_at",
         "in_flight",
+        "load",
         "outstanding_tokens",
         "queued",
     )
@@ -64,6 +65,8 @@ class Ledger:
         self.free_at = IDLE
         """When the queued prefill will be done, if the predictions hold; far in the past when idle."""
         self._queued_prefill_s = 0.0
+        self.load = 0.0
+        """``utilization`` as last looked at: with each booking, else by the fleet 4 times a second."""
         self._utilization = 0.0
         self._utilization_at = 0.0
 
@@ -77,6 +80,7 @@ class Ledger:
         self.free_at = (self.free_at if self.free_at > now else now) + prefill_s
         self.utilization(now)
         self._utilization += prefill_s / UTILIZATION_WINDOW_S
+        self.load = min(self._utilization, MAX_UTILIZATION)
         return booking
 
     def first_token(self, booking: Booking, now: float) -> None:
@@ -135,4 +139,5 @@ class Ledger:
         if elapsed > UTILIZATION_REFRESH_S:
             self._utilization *= exp(-elapsed / UTILIZATION_WINDOW_S)
             self._utilization_at = now
-        return self._utilization if self._utilization < MAX_UTILIZATION else MAX_UTILIZATION
+        self.load = load = min(self._utilization, MAX_UTILIZATION)
+        return load

@@ -3,7 +3,7 @@
 Text mode needs no tokenizer. Everything that shapes the prompt is written into one canonical text, in
 order: model, tools, then each message's role, name, content and tool calls. Two requests whose canonical
 texts begin alike begin alike for the engine, too. The text is cut into blocks: 256 bytes each at the
-head, where prompts part ways, doubling every 32 blocks, so that 2 / 32 / 256 KiB are 7 / 71 / 160 blocks.
+head, where prompts part ways, doubling every 32 blocks, so that 2 / 32 / 256 KiB are 8 / 72 / 161 blocks.
 A block's key is chained: it names the block and everything before it, in all 64 bits.
 """
 
@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
+from operator import xor
 from typing import TYPE_CHECKING, Any, Protocol
 
 import mmh3
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 FIRST_BLOCK_BYTES = 256
 BLOCKS_PER_SIZE = 32
 MAX_BLOCKS = 416
-CHAIN_MULTIPLIER = 0x9E3779B97F4A7C15
-MASK_64 = (1 << 64) - 1
 
 _BLOCK_ENDS = tuple(
     accumulate((FIRST_BLOCK_BYTES << (block // BLOCKS_PER_SIZE) for block in range(MAX_BLOCKS)), initial=0)
@@ -133,23 +132,17 @@ def block_keys(text: bytes, root: int) -> list[int]:
     Stable across processes and versions:
 
     >>> [hex(key) for key in block_keys(b"x" * 600, root=1)]
-    ['0x37d4e0658621432d', '0x611d126de21d15c9']
+    ['0x999d66ac06d6c719', '0xdd9946a568c684d']
     """
     digest = mmh3.mmh3_x64_128_utupledigest
-    keys: list[int] = []
-    append = keys.append
-    key = root
+    hashes: list[int] = []
     start, size, length = 0, FIRST_BLOCK_BYTES, len(text)
-    while start + size <= length:
-        # One size: up to 32 blocks.
-        stop = min(start + size * BLOCKS_PER_SIZE, start + (length - start) // size * size)
-        for begin in range(start, stop, size):
-            key = (key * CHAIN_MULTIPLIER + digest(text[begin : begin + size], 0)[0]) & MASK_64
-            append(key)
-        if len(keys) >= MAX_BLOCKS or stop - start < size * BLOCKS_PER_SIZE:
-            break
-        start, size = stop, size * 2
-    return keys
+    while start + size <= length and len(hashes) < MAX_BLOCKS:
+        # One size: up to 32 blocks. The place of a block is in its hash, so order counts in the chain.
+        stop = min(start + size * BLOCKS_PER_SIZE, length - (length - start) % size)
+        hashes += [digest(text[at : at + size], at)[0] for at in range(start, stop, size)]
+        start, size = start + size * BLOCKS_PER_SIZE, size * 2
+    return list(accumulate(hashes, xor, initial=root))[1:]
 
 
 def read_prompt(body: bytes) -> Prompt:

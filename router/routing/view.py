@@ -32,6 +32,10 @@ class LedgerView(Protocol):
     def outstanding_tokens(self) -> int:
         """Uncached prompt tokens and expected reply tokens of everything in flight."""
 
+    @property
+    def load(self) -> float:
+        """``utilization``, at most a quarter of a second old."""
+
     def backlog_s(self, now: float) -> float:
         """Seconds of prefill ahead of a request sent now."""
 

@@ -104,7 +104,7 @@ class PredictedFinish:
             total = (
                 own
                 + prefill * (later + behind + kappa * in_flight)
-                + decode_price * cost.step_s(ledger.decoding) / (1.0 - ledger.utilization(now))
+                + decode_price * cost.step_s(ledger.decoding) / (1.0 - ledger.load)
             )
             if candidate.room_price_s:
                 total += (1.0 + later) * candidate.room_price_s
