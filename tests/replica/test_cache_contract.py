@@ -214,7 +214,14 @@ def test_two_who_compute_the_same_leave_one_prefix_to_hit(make):
 
 def test_salt_and_adapter_separate(make):
     cache = make(200)
-    kinds = [{}, {"salt": ""}, {"salt": "one"}, {"salt": "two"}, {"adapter": "one"}, {"salt": "one", "adapter": "one"}]
+    kinds = [
+        {},
+        {"salt": ""},
+        {"salt": "one"},
+        {"salt": "two"},
+        {"adapter": "one"},
+        {"salt": "one", "adapter": "one"},
+    ]
     for options in kinds:
         assert run(cache, request("cold", [*PREFIX, 1], **options)) == 0
     for options in kinds:

@@ -202,6 +202,17 @@ def test_tlru_starts_anew_when_a_conversation_comes_back():
     assert (hit(cache, a), hit(cache, b)) == (8, 7)
 
 
+def test_tlru_remembers_what_a_shared_prefix_has_lost_below_it():
+    cache = RadixCache(50, eviction="tlru", tail_slack_tokens=12)
+    shared, other = list(range(10)), list(range(100, 120))
+    for branch in (50, 60):
+        run(cache, request("branch", [*shared, *range(branch, branch + 10)]))
+    run(cache, request("other", other))
+    run(cache, request("x", [7] * 24, salt="x"))
+    # Both branches went; of the twelve that a conversation over the prefix may lose ten are lost already.
+    assert (hit(cache, shared), hit(cache, other)) == (8, 18)
+
+
 def test_unknown_orders_are_refused():
     with pytest.raises(ValueError, match="lru, slru, lfu or tlru"):
         eviction_order("mru")

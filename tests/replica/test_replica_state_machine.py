@@ -4,6 +4,8 @@ The model knows no blocks: a request's output is what a fresh engine without a c
 engine's memory remembers which prefix wrote each place, so reading another's KV fails in the step it happens.
 """
 
+import random
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -25,8 +27,8 @@ class ReplicaLife(RuleBasedStateMachine):
     """Requests come, run, are aborted, preempted and finished, in a pool far too small for them."""
 
     @initialize(
-        kind=st.sampled_from(sorted(MAKERS | HYBRIDS)),
-        blocks=st.integers(2, 14),
+        kind=st.sampled_from(["blocks", "blocks", "radix lru", *MAKERS, *HYBRIDS]),
+        tokens=st.sampled_from([6, 12, 20, 20, 28, 40, 56]),
         block_size=st.sampled_from([1, 2, 4]),
         max_running=st.integers(1, 4),
         more_tokens=st.integers(0, 8),
@@ -41,10 +43,23 @@ class ReplicaLife(RuleBasedStateMachine):
                 "pinned_blocks": st.sampled_from([0, 0, 3, 8]),
             }
         ),
+        seed=st.integers(0, 2**32),
     )
     def start(
-        self, kind, blocks, block_size, max_running, more_tokens, spare_blocks, enabled, colliding, options
+        self,
+        kind,
+        tokens,
+        block_size,
+        max_running,
+        more_tokens,
+        spare_blocks,
+        enabled,
+        colliding,
+        options,
+        seed,
     ):
+        blocks = max(2, tokens // block_size)
+        self.seed = seed
         cache = (MAKERS | HYBRIDS)[kind](
             blocks,
             block_size,
@@ -99,7 +114,9 @@ class ReplicaLife(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def abort(self, data):
-        name = data.draw(st.sampled_from(sorted(self.live)))
+        self.abort_one(data.draw(st.sampled_from(sorted(self.live))))
+
+    def abort_one(self, name):
         sequence = self.live.pop(name)
         assert self.scheduler.abort(name) is sequence and sequence.finish_reason == "abort"
         assert self.scheduler.abort(name) is None
@@ -115,7 +132,9 @@ class ReplicaLife(RuleBasedStateMachine):
     @precondition(lambda self: self.live and self.in_flight is None)
     @rule(data=st.data(), tokens=st.integers(1, 20))
     def begin_load(self, data, tokens):
-        sequence = self.live[data.draw(st.sampled_from(sorted(self.live)))]
+        self.load_for(self.live[data.draw(st.sampled_from(sorted(self.live)))], tokens)
+
+    def load_for(self, sequence, tokens):
         size = self.scheduler.cache.block_size
         load = self.scheduler.loads.begin(sequence, min(tokens, sequence.total_tokens) // size * size)
         if load is not None:
@@ -125,7 +144,9 @@ class ReplicaLife(RuleBasedStateMachine):
     @precondition(lambda self: self.loads and self.in_flight is None)
     @rule(data=st.data(), share=st.floats(0, 1))
     def load_arrived(self, data, share):
-        load = data.draw(st.sampled_from(self.loads))
+        self.arrive(data.draw(st.sampled_from(self.loads)), share)
+
+    def arrive(self, load, share):
         size = self.scheduler.cache.block_size
         done = load.loader.computed_tokens
         tokens = done + int((load.stop - done) * share) // size * size
@@ -135,7 +156,9 @@ class ReplicaLife(RuleBasedStateMachine):
     @precondition(lambda self: self.loads)
     @rule(data=st.data())
     def load_over(self, data):
-        load = self.loads.pop(data.draw(st.integers(0, len(self.loads) - 1)))
+        self.end_load(self.loads.pop(data.draw(st.integers(0, len(self.loads) - 1))))
+
+    def end_load(self, load):
         self.scheduler.loads.end(load)
         self.scheduler.loads.end(load)
 
@@ -182,6 +205,33 @@ class ReplicaLife(RuleBasedStateMachine):
             self.schedule()
             self.commit()
 
+    @precondition(lambda self: self.in_flight is None)
+    @rule(seed=st.integers(0, 2**32), stem=st.sampled_from([6, 12, 12]), rounds=st.integers(5, 20))
+    def a_busy_while(self, seed, stem, rounds):
+        """Many requests over few prefixes, with everything that happens to them, so that memory is full."""
+        rng = random.Random(seed)
+        for _ in range(rounds):
+            own = [rng.randrange(3) for _ in range(rng.randrange(4))]
+            salt = rng.choice([None, None, None, None, "x"])
+            self.request(stem, 0, own, rng.randrange(1, 12), rng.choice([0, 0, 1]), salt, None, True, 1)
+            for _ in range(rng.randrange(1, 4)):
+                self.schedule()
+                if rng.random() < 0.05 and self.live:
+                    self.abort_one(rng.choice(sorted(self.live)))
+                if rng.random() < 0.05:
+                    self.discard()
+                else:
+                    self.commit()
+                self.sound()
+                self.events_rebuild_what_is_cached()
+            if rng.random() < 0.1 and self.live:
+                self.load_for(self.live[rng.choice(sorted(self.live))], rng.randrange(1, 20))
+            if rng.random() < 0.3 and self.loads:
+                self.arrive(rng.choice(self.loads), rng.random())
+                self.end_load(self.loads.pop(rng.randrange(len(self.loads))))
+            if rng.random() < 0.02:
+                self.reset_everything()
+
     # What must hold
 
     def check_output(self, sequence):
@@ -223,6 +273,7 @@ class ReplicaLife(RuleBasedStateMachine):
             return
         if self.in_flight is not None:
             self.commit()
+        self.a_busy_while(self.seed, 12, 12)  # also after whatever happened before
         for load in self.loads:
             self.scheduler.loads.end(load)
         self.loads = []
@@ -243,5 +294,5 @@ class ReplicaLife(RuleBasedStateMachine):
 
 TestReplicaLife = ReplicaLife.TestCase
 TestReplicaLife.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -175,10 +175,10 @@ class StateLife(RuleBasedStateMachine):
                 case CopyState():
                     self.memory[order.target] = self.memory[order.source]
 
-    @rule(data=st.data(), text=st.text("ab", min_size=1, max_size=8), early=st.booleans())
-    def begin(self, data, text, early):
+    @rule(text=st.text("ab", min_size=1, max_size=8), deepest=st.booleans(), early=st.booleans())
+    def begin(self, text, deepest, early):
         names = [text[:n] for n in range(1, len(text)) if self.states.checkpoint_position(text[:n])]
-        name = data.draw(st.sampled_from([None, *names]))
+        name = names[-1 if deepest else 0] if names else None
         self.count += 1
         if not self.states.can_begin():
             with pytest.raises(IndexError):
@@ -193,7 +193,9 @@ class StateLife(RuleBasedStateMachine):
     @precondition(lambda self: self.texts)
     @rule(data=st.data(), count=st.integers(1, 4), reports=st.sampled_from([True, True, True, False]))
     def step(self, data, count, reports):
-        holder = data.draw(st.sampled_from(sorted(self.texts)))
+        self.run(data.draw(st.sampled_from(sorted(self.texts))), count, reports)
+
+    def run(self, holder, count, reports):
         self.obey()
         at = self.states.position(holder)
         if at is None:
@@ -210,15 +212,19 @@ class StateLife(RuleBasedStateMachine):
             self.states.lost(holder)
 
     @precondition(lambda self: self.texts)
-    @rule(data=st.data(), position=st.integers(1, 8), rolling=st.booleans())
-    def publish(self, data, position, rolling):
-        holder = data.draw(st.sampled_from(sorted(self.texts)))
+    @rule(data=st.data(), off=st.sampled_from([0, 0, 0, -1, 1]), rolling=st.booleans())
+    def publish(self, data, off, rolling):
+        self.publish_for(data.draw(st.sampled_from(sorted(self.texts))), off, rolling)
+
+    def publish_for(self, holder, off, rolling):
         text = self.texts[holder]
+        position = max(1, (self.states.position(holder) or 3) + off)
         name = text[:position]
         truth = self.states.position(holder)
         known = self.states.checkpoint_position(name) is not None
         kept = self.states.publish(holder, position, name, text[: position - 1] if rolling else None)
         assert not kept or truth == position == len(name)
+        assert kept or truth != position or not self.states.can_begin()
         if kept and not known:
             self.kept.add(name)
 
@@ -228,6 +234,20 @@ class StateLife(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(sorted(self.texts)))
         del self.texts[holder]
         self.states.end(holder)
+
+    @rule(texts=st.lists(st.text("ab", min_size=3, max_size=8), min_size=1, max_size=6))
+    def readers(self, texts):
+        """Each reads its text to the end, keeps its state on the way, and leaves."""
+        for text in texts:
+            if self.states.can_begin():
+                self.begin(text, True, False)
+                holder = self.count
+                for turn in range(3):
+                    self.run(holder, 2, True)
+                    self.publish_for(holder, 0, turn == 1)
+                    self.sound()
+                del self.texts[holder]
+                self.states.end(holder)
 
     @rule(text=st.text("ab", max_size=4))
     def forget(self, text):

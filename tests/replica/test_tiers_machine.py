@@ -83,10 +83,22 @@ class TierLife(RuleBasedStateMachine):
     def spill(self):
         self.carry_out(self.tiers.spills(self.now))
 
+    @rule(rounds=st.lists(st.lists(st.sampled_from(NAMES), min_size=2, max_size=6, unique=True), min_size=1))
+    def a_busy_while(self, rounds):
+        """Evictions, spills and writes that all work, so that the tiers are full and warm."""
+        for names in rounds:
+            self.evict(names)
+            for _ in range(2):
+                while self.writing:
+                    self.end_write(self.writing.pop(0), True)
+                self.spill()
+
     @precondition(lambda self: self.writing)
     @rule(data=st.data(), works=st.sampled_from([True, True, True, False]))
     def write_ends(self, data, works):
-        order = self.writing.pop(data.draw(st.integers(0, len(self.writing) - 1)))
+        self.end_write(self.writing.pop(data.draw(st.integers(0, len(self.writing) - 1))), works)
+
+    def end_write(self, order, works):
         name, tier = self.target(order)
         if works:
             self.bytes[tier][name] = name[0]
@@ -147,8 +159,10 @@ class TierLife(RuleBasedStateMachine):
         )
         self.carry_out(self.tiers.ended(fetch, FetchResult(arrived, transfers, trouble), self.now))
 
-    @rule()
-    def forget_all(self):
+    @rule(really=st.integers(0, 4))
+    def forget_all(self, really):
+        if really:
+            return  # seldom: it empties everything
         self.carry_out(self.tiers.forget_all())
         assert not any(self.tiers.current(fetch) for fetch, _ in self.reading)
         assert self.tiers.plan(NAMES, 0, 500, self.now).within_reach == 0
