@@ -106,10 +106,7 @@ def run(config: ReplicaConfig) -> int:
     # Connections that clients break off are no news.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     try:
-        import uvloop
-
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(config))
+        return asyncio.run(_serve(config))
     except ConfigError as error:
         log.error("%s", error)
         return 2
