@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 
+from replica.contract.kv_events import CacheEvent
 from replica.scheduler import Scheduler
 from router.routing.block_naming import BlockNaming
 from router.routing.block_source import BlockSettings
@@ -23,7 +24,7 @@ from sim.kv_event_feed import KvEventFeed
 from sim.outcome import Outcome
 from sim.peer_link import PeerLink
 from sim.pooled_cache import PooledCache, PooledFinish
-from sim.replica_row import ReplicaRow
+from sim.replica_row import CacheEventSink, ReplicaRow
 from sim.results import Result, summarize, warmup_end_s
 from sim.simulated_fleet import SimulatedFleet
 from sim.simulated_replica import ReplicaEvents, ReplicaSettings
@@ -118,8 +119,13 @@ def build(
     replicas: int,
     seed: int,
     settings: SimulationSettings,
+    *,
+    tap: CacheEventSink | None = None,
 ) -> SimulatedFleet:
-    """A fleet with everything in it, whose clock has not started."""
+    """A fleet with everything in it, whose clock has not started.
+
+    With KV events, ``tap`` hears of every cache's changes as they happen.
+    """
     size, count = trace.block_tokens, settings.routers
     queue = EventQueue()
     link = PeerLink(queue, settings.peer_lag_s) if count > 1 and settings.peer_lag_s is not None else None
@@ -146,7 +152,7 @@ def build(
             settings.step_time,
             told,
             make_scheduler,
-            None if feed is None else feed.publish,
+            None if feed is None else _both(feed.publish, tap),
         )
 
     return SimulatedFleet(
@@ -175,6 +181,17 @@ def build(
             network_delay_s=settings.network_delay_s,
         ),
     )
+
+
+def _both(publish: CacheEventSink, tap: CacheEventSink | None) -> CacheEventSink:
+    if tap is None:
+        return publish
+
+    def told(replica: int, events: list[CacheEvent]) -> None:
+        tap(replica, events)
+        publish(replica, events)
+
+    return told
 
 
 def _pool(

@@ -1,4 +1,4 @@
-"""``warmroute simulate``: a trace under several policies, on a virtual clock; one table or JSON."""
+"""``warmroute simulate``: a trace under several policies, on a virtual clock."""
 
 import argparse
 import sys
@@ -7,132 +7,176 @@ from collections.abc import Sequence
 
 import orjson
 
-from router.routing.policies import POLICIES
-from sim.command_arguments import add_trace_arguments, number, whole_number
+from sim.compare import Comparison, compare
+from sim.compare_picture import NoMatplotlib, require_matplotlib, write_picture
+from sim.compare_view import print_comparison
+from sim.contender import CONTENDERS, names
+from sim.explain import explain_differences, lines
+from sim.fidelity.report import print_fidelity
+from sim.lesson.burst_report import burst_lesson_json, print_burst_lesson
 from sim.progress_view import ProgressView
-from sim.results import Result, Slo
+from sim.results import Result
 from sim.results_table import results_table, table_console
 from sim.simulate import SimulationSettings, simulate
-from sim.simulated_replica import ReplicaSettings
-from sim.step_time.presets import PRESET_BATCHED_TOKENS, PRESETS
+from sim.simulate_arguments import add_arguments, described_step_time, simulation_settings
 from sim.workload.sources import open_trace
-from sim.workload.trace import Trace, TraceError
+from sim.workload.trace import Trace
 
-DEFAULT_POLICIES = "round_robin,least_loaded,power_of_two,prefix_affinity,predicted_finish"
+__all__ = ["add_arguments", "run"]
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
-    add_trace_arguments(parser)
-    parser.add_argument(
-        "--policy",
-        default=DEFAULT_POLICIES,
-        metavar="KIND[,KIND…]",
-        help="policies to compare, in this order (default %(default)s)",
-    )
-    parser.add_argument(
-        "--replicas",
-        type=whole_number(1),
-        default=8,
-        metavar="N",
-        help="size of the fleet (default %(default)s)",
-    )
-    parser.add_argument(
-        "--rate",
-        type=number(0.0, above=True),
-        default=1.0,
-        metavar="X",
-        help="timed traces: X times as fast as recorded; sessions: X start in a second (default %(default)g)",
-    )
-    parser.add_argument(
-        "--capacity",
-        type=whole_number(1),
-        default=3_000_000,
-        metavar="TOKENS",
-        help="KV tokens one replica holds (default %(default)s)",
-    )
-    parser.add_argument(
-        "--no-hold",
-        action="store_true",
-        help="predicted_finish sends at once, instead of keeping requests in the router, shortest prefill "
-        "first, while their replica has one without a first token",
-    )
-    parser.add_argument(
-        "--step-time",
-        choices=sorted(PRESETS),
-        default="emufleet",
-        help="how long a step of a replica takes (default %(default)s)",
-    )
-    parser.add_argument(
-        "--max-running",
-        type=whole_number(1),
-        default=128,
-        metavar="N",
-        help="requests in a replica's batch at once (default %(default)s)",
-    )
-    parser.add_argument(
-        "--network-delay-ms",
-        type=number(0.0),
-        default=0.0,
-        metavar="MS",
-        help="one way, between router and replica (default %(default)g)",
-    )
+LESSON_SEEDS = 10
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command. 0 done, 2 the arguments or the trace are wrong."""
+    """Run the command. 0 done, 1 a picture could not be made, 2 the arguments or the trace are wrong."""
     policies = [kind.strip() for kind in args.policy.split(",") if kind.strip()]
-    unknown = [kind for kind in policies if kind not in POLICIES]
+    unknown = [kind for kind in policies if kind not in CONTENDERS]
     if unknown or not policies:
         what = f"unknown policy {', '.join(unknown)}" if unknown else "no policy given"
-        return _wrong(
-            f"--policy {args.policy}: {what}; expected one or more of {', '.join(sorted(POLICIES))}"
-        )
+        return _wrong(f"--policy {args.policy}: {what}; expected one or more of {names()}")
     try:
-        settings = SimulationSettings(
-            replica=ReplicaSettings(
-                capacity_tokens=args.capacity,
-                max_running=args.max_running,
-                max_batched_tokens=max(args.max_running, PRESET_BATCHED_TOKENS[args.step_time]),
-            ),
-            step_time=PRESETS[args.step_time],
-            slo=Slo(args.slo_ttft_ms, args.slo_tpot_ms),
-            hold=not args.no_hold,
-            network_delay_s=args.network_delay_ms / 1e3,
-            warmup_share=args.warmup,
-            mean_think_s=args.think,
-        )
-        trace = open_trace(args.trace, block_tokens=args.block_size, requests=args.requests, seed=args.seed)
-        started_s = time.perf_counter()
-        with ProgressView() as view:
-            results = simulate(
-                trace,
-                policies,
-                replicas=args.replicas,
-                rate=args.rate,
-                seed=args.seed,
-                settings=settings,
-                progress=view.update,
-            )
-    except (TraceError, ValueError) as error:
+        _check_modes(args, policies)
+        if args.fidelity is not None:
+            print_fidelity(args.fidelity or None, table_console())
+            return 0
+        if args.lesson is not None:
+            return _lesson(args)
+        settings = simulation_settings(args)
+        if args.compare is not None:
+            return _compare(args, policies, settings)
+        trace = _trace(args, args.seed)
+        if args.explain is not None:
+            return _explain(args, policies, trace, settings)
+        return _simulate(args, policies, trace, settings)
+    except NoMatplotlib as error:
+        print(f"warmroute simulate: {error}", file=sys.stderr)
+        return 1
+    except ValueError as error:
         return _wrong(str(error))
+
+
+def _check_modes(args: argparse.Namespace, policies: Sequence[str]) -> None:
+    modes = [name for name in ("compare", "lesson", "explain", "fidelity") if getattr(args, name) is not None]
+    if modes == ["lesson", "explain"]:
+        return  # how many decisions of the lesson are explained
+    if len(modes) > 1:
+        raise ValueError(f"--{modes[0]} and --{modes[1]} are different things to do; give one of them")
+    for name in ("rates", "plot"):
+        if getattr(args, name) is not None and args.compare is None:
+            raise ValueError(f"--{name} goes with --compare SEEDS")
+    if args.explain is not None and len(policies) != 2:
+        raise ValueError(f"--explain compares two policies, --policy has {len(policies)}; give two")
+
+
+def _lesson(args: argparse.Namespace) -> int:
     if args.json:
-        rows = [result.json_object() for result in results]
-        print(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode())
-        return 0
-    _print_table(args, trace, results, time.perf_counter() - started_s)
+        _print_json(burst_lesson_json(seeds=LESSON_SEEDS, first_seed=args.seed))
+    else:
+        print_burst_lesson(table_console(), seeds=LESSON_SEEDS, first_seed=args.seed, decisions=args.explain)
     return 0
 
 
+def _trace(args: argparse.Namespace, seed: int) -> Trace:
+    return open_trace(args.trace, block_tokens=args.block_size, requests=args.requests, seed=seed)
+
+
+def _simulate(
+    args: argparse.Namespace, policies: Sequence[str], trace: Trace, settings: SimulationSettings
+) -> int:
+    started_s = time.perf_counter()
+    with ProgressView() as view:
+        results = simulate(
+            trace,
+            policies,
+            replicas=args.replicas,
+            rate=args.rate,
+            seed=args.seed,
+            settings=settings,
+            progress=view.update,
+        )
+    if args.json:
+        _print_json([result.json_object() for result in results])
+    else:
+        _print_table(args, trace, results, settings, time.perf_counter() - started_s)
+    return 0
+
+
+def _compare(args: argparse.Namespace, policies: Sequence[str], settings: SimulationSettings) -> int:
+    if args.plot is not None:
+        require_matplotlib()
+    with ProgressView() as view:
+        made = compare(
+            lambda seed: _trace(args, seed),
+            policies,
+            seeds=args.compare,
+            rates=args.rates or (args.rate,),
+            first_seed=args.seed,
+            replicas=args.replicas,
+            settings=settings,
+            progress=view.update,
+        )
+    trace = _trace(args, args.seed)
+    unit = "sessions started a second" if trace.in_sessions else "requests a second"
+    if args.json:
+        _print_json(made.json_object())
+    else:
+        console = table_console()
+        console.print(
+            f"{_title(args, trace, settings)}, seeds {made.seeds[0]} to {made.seeds[-1]}", soft_wrap=True
+        )
+        print_comparison(made, console, unit)
+    if args.plot is not None:
+        _plot(args, made, unit, _title(args, trace, settings))
+    return 0
+
+
+def _plot(args: argparse.Namespace, made: Comparison, unit: str, title: str) -> None:
+    for path in write_picture(made, args.plot, unit, title):
+        print(f"wrote {path}", file=sys.stderr)
+
+
+def _explain(
+    args: argparse.Namespace, policies: Sequence[str], trace: Trace, settings: SimulationSettings
+) -> int:
+    policy, other = policies
+    with ProgressView() as view:
+        shadow = explain_differences(
+            trace,
+            policy,
+            other,
+            most=args.explain,
+            replicas=args.replicas,
+            rate=args.rate,
+            seed=args.seed,
+            settings=settings,
+            progress=view.update,
+        )
+    print(_title(args, trace, settings))
+    for line in lines(shadow, policy, other):
+        print(line)
+    return 0
+
+
+def _title(args: argparse.Namespace, trace: Trace, settings: SimulationSettings) -> str:
+    return (
+        f"{trace.name}: {len(trace.requests):,} requests on {args.replicas} replicas of "
+        f"{settings.replica.capacity_tokens:,} KV tokens ({described_step_time(args)})"
+    )
+
+
 def _print_table(
-    args: argparse.Namespace, trace: Trace, results: Sequence[Result], computed_s: float
+    args: argparse.Namespace,
+    trace: Trace,
+    results: Sequence[Result],
+    settings: SimulationSettings,
+    computed_s: float,
 ) -> None:
     pace = f"{args.rate:g} sessions a second" if trace.in_sessions else f"{args.rate:g} times as fast"
     measured = results[0].requests
     ideal = results[0].ideal_cached_share
     title = (
         f"{trace.name}, {pace}: {len(trace.requests):,} requests on {args.replicas} replicas of "
-        f"{args.capacity:,} KV tokens ({args.step_time}), seed {args.seed}\n"
+        f"{settings.replica.capacity_tokens:,} KV tokens ({described_step_time(args)}), seed {args.seed}\n"
         f"measured: the last {measured:,} (the first {args.warmup:.0%} of the time warms the caches)"
     )
     if ideal is not None:
@@ -145,6 +189,10 @@ def _print_table(
         f"{args.slo_tpot_ms:g} ms a token. Simulated in {computed_s:.1f} s.",
         soft_wrap=True,
     )
+
+
+def _print_json(value: object) -> None:
+    print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
 
 
 def _wrong(message: str) -> int:

@@ -18,6 +18,14 @@ from sim.event_queue import EventQueue
 from sim.step_time.step_time import StepTime
 
 
+class _EagerCache(PrefixCache):
+    """Nobody waits for a prefix that somebody else is computing."""
+
+    def will_publish(self, owner: Sequence, sequence: Sequence, missing_block: int) -> bool:
+        """Never worth waiting for."""
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
     """What one replica can hold and do. The defaults are those of the benchmark's emulated replicas."""
@@ -28,6 +36,8 @@ class ReplicaSettings:
     max_running: int = 128
     max_model_len: int = 200_000
     prefix_caching: bool = True
+    shares_prefills: bool = True
+    """Of requests with one new prefix the first computes it and the others wait; else each computes it."""
     slowdown: float = 1.0
     """Every step takes so many times what the step-time model says."""
 
@@ -42,7 +52,8 @@ class ReplicaSettings:
             raise ValueError(
                 f"capacity of {self.capacity_tokens} tokens: less than one block of {block_tokens}, raise it"
             )
-        cache = PrefixCache(blocks, block_tokens, enabled=self.prefix_caching, record_events=record_events)
+        kind = PrefixCache if self.shares_prefills else _EagerCache
+        cache = kind(blocks, block_tokens, enabled=self.prefix_caching, record_events=record_events)
         return Scheduler(cache, self.limits())
 
     def limits(self) -> SchedulerLimits:

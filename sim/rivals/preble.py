@@ -29,6 +29,8 @@ ANSWERS = 200
 class PrebleE2(Rule):
     """Promise: a prefix that is mostly cached is exploited, up to 1.5 times the least load."""
 
+    scored = True
+
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
         self._sent: dict[int, deque[tuple[float, float]]] = {}

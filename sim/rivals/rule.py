@@ -18,6 +18,8 @@ class Rule(Watcher):
     """A rule of another router. ``choose`` is its own; ``assess`` shows wait and prefill."""
 
     samples = False
+    scored = False
+    """``assess`` has the rule's own score in ``total_s``."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -33,6 +35,8 @@ class Rule(Watcher):
 
 class ScoreRule(Rule):
     """The candidate of least score; ties at random."""
+
+    scored = True
 
     def scores(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[float]:
         """By candidate, in the rule's own unit."""
