@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import warmroute
+from sim.step_time.roofline import Efficiency, RooflineStepTime
 
 FEW = ["simulate", "--requests", "60", "--replicas", "2"]
 
@@ -76,3 +77,70 @@ def test_the_simulator_brings_no_torch_and_no_network() -> None:
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "[]"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert warmroute.main([*FEW, "--policy", "predicted_finish", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_roofline_instead_of_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = run(capsys, "--model", "llama-3.1-8b", "--gpu", "h200", "--precision", "fp8")
+    assert "(llama-3.1-8b fp8 on 1 x h200)" in shown
+    fits = RooflineStepTime.of("llama-3.1-8b", "h200", "fp8").kv_capacity_tokens()
+    assert f"replicas of {fits:,} KV tokens" in shown  # what fits beside the weights
+
+
+def test_everything_about_the_fleet_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (
+        ["--unlike", "1:slowdown=2.5,capacity=600000"],
+        ["--change", "5:fail:1", "--change", "9:restart:1"],
+        ["--routers", "2", "--peer-lag", "0.25"],
+        ["--kv-events", "0.05", "--kv-removals", "5", "--kv-loss", "0.1"],
+        ["--decode-pool", "1", "--tell-max-tokens", "--report-lag", "1", "--report-interval", "3"],
+    ):
+        assert "predicted_finish" in run(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--change", "5:fail:2"], "change of replica 2: there are 2, counted from 0"),
+        (["--unlike", "7:slowdown=2"], "unlike of replica 7: there are 2"),
+        (["--kv-loss", "0.1"], "give --kv-events SECONDS, too"),
+        (["--model", "llama-3.1-70b"], "llama-3.1-70b in bf16 does not fit 1 x h100: use more GPUs"),
+        (["--model", "llama-3.1-8b", "--gpu", "a100-80g", "--precision", "fp8"], "a100-80g has no fp8 math"),
+        (["--fidelity", "/nowhere"], "/nowhere: no measured run"),
+    ],
+)
+def test_what_does_not_fit_together_is_said(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert warmroute.main([*FEW, *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--change", "fail"], "argument --change: 'fail'; expected SECONDS:KIND:REPLICA"),
+        (["--unlike", "0:speed=2"], "argument --unlike: '0:speed=2'; expected REPLICA:KEY=VALUE"),
+        (["--unlike", "0:slowdown=-1"], "expected REPLICA:KEY=VALUE with KEY one of slowdown"),
+        (["--compare", "2", "--rates", "1,x"], "argument --rates: '1,x'; expected numbers above 0"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        warmroute.main([*FEW, *arguments])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_fidelity_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sim.fidelity.check.fit_efficiency", lambda runs, first_share=1.0: Efficiency())
+    assert warmroute.main(["simulate", "--fidelity"]) == 0
+    shown = capsys.readouterr().out
+    for text in ("TTFT p50", "(within 10%)", "E2E mean", "defaults", "RTX4090_Llama-3.1-8B", "ms a step"):
+        assert text in shown
