@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-GAP_S = 0.1
+GAP_S = 0.2
 TOKENS = 4
+USERS = 4
 Answer = Callable[["_Server"], None]
 
 
@@ -111,7 +113,19 @@ def _locust(url: str) -> tuple[int, dict[str, Any], str]:
     ran = subprocess.run(
         [
             *(sys.executable, "-m", "locust", "-f", str(ROOT / "tests/load/locustfile.py"), "--headless"),
-            *("--host", url, "-u", "4", "-r", "4", "-t", "3s", "--stop-timeout", "10", "--only-summary"),
+            *(
+                "--host",
+                url,
+                "-u",
+                str(USERS),
+                "-r",
+                str(USERS),
+                "-t",
+                "3s",
+                "--stop-timeout",
+                "10",
+                "--only-summary",
+            ),
             "--json",
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -125,7 +139,8 @@ def _locust(url: str) -> tuple[int, dict[str, Any], str]:
     return ran.returncode, {entry["name"]: entry for entry in entries}, output
 
 
-pytest.importorskip("locust", reason="the [dev] extra is not installed")
+# Importing locust here would patch this process's sockets, and other tests with them.
+pytestmark = pytest.mark.skipif(find_spec("locust") is None, reason="the extra [dev] is not installed")
 
 
 def test_whole_answers_are_counted_token_by_token() -> None:
@@ -134,17 +149,18 @@ def test_whole_answers_are_counted_token_by_token() -> None:
     assert code == 0, output
     assert set(entries) == {"answer", "TTFT", "inter-token"}
     answers = entries["answer"]
-    assert answers["num_requests"] >= 4
+    assert answers["num_requests"] >= USERS
     assert answers["num_failures"] == 0
-    assert (
-        entries["TTFT"]["num_requests"] == entries["inter-token"]["num_requests"] == answers["num_requests"]
-    )
-    # 3 gaps over 2 * 4 - 2 later tokens: half a gap per token, and the first token is seen before them.
+    assert entries["inter-token"]["num_requests"] == answers["num_requests"]
+    # At the end locust may kill a user between its first token and its last.
+    assert 0 <= entries["TTFT"]["num_requests"] - answers["num_requests"] <= USERS
+    # 3 gaps over 2 * 4 - 2 later tokens: half a gap per token, after the first token was seen. A client that
+    # reads in bulk sees next to nothing of them; one that starves on a busy machine sees them shortened.
     per_token_ms = entries["inter-token"]["total_response_time"] / entries["inter-token"]["num_requests"]
-    assert per_token_ms >= 0.8 * GAP_S * 1_000 / 2
+    assert per_token_ms >= 0.2 * GAP_S * 1_000 / 2
     ttft_ms = entries["TTFT"]["total_response_time"] / entries["TTFT"]["num_requests"]
     answer_ms = answers["total_response_time"] / answers["num_requests"]
-    assert answer_ms - ttft_ms >= 0.8 * 3 * GAP_S * 1_000
+    assert answer_ms - ttft_ms >= 0.2 * 3 * GAP_S * 1_000
 
 
 def test_incomplete_answers_are_failures() -> None:

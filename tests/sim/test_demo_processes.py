@@ -118,6 +118,15 @@ def test_a_dead_child_says_why_and_what_to_do(tmp_path: Path, said: str, advice:
     assert str(child.log) in message
 
 
+def test_a_killed_child_points_at_memory(tmp_path: Path) -> None:
+    with ChildProcesses(tmp_path) as children:
+        child = start_and_see_output(children, SLEEPER)
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait(10.0)
+        with pytest.raises(ChildError, match=r"exit code -9\. It was killed: .*memory"):
+            children.check()
+
+
 def test_a_child_that_never_gets_ready_is_an_error(tmp_path: Path) -> None:
     with ChildProcesses(tmp_path) as children:
         child = start_and_see_output(children, SLEEPER)
