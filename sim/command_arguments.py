@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable
 
-from sim.workload.sources import CHAT_MIX, SHIPPED_TRACE
+from sim.workload.sources import SHIPPED_TRACE, made_up_names
 
 
 def whole_number(least: int) -> Callable[[str], int]:
@@ -45,8 +45,9 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
         "--trace",
         default=SHIPPED_TRACE,
         metavar="FILE",
-        help=f"trace as JSON lines, plain or gzip; or {SHIPPED_TRACE} (1,000 requests of Mooncake's "
-        f"conversation trace, in the package) or {CHAT_MIX} (a seeded mix of chats); default %(default)s",
+        help=f"trace as JSON lines or Azure's CSV, plain or gzip; or {SHIPPED_TRACE} (1,000 requests of "
+        f"Mooncake's conversation trace, in the package), or made up from the seed: {made_up_names()}; "
+        "default %(default)s",
     )
     parser.add_argument(
         "--block-size",

@@ -18,6 +18,7 @@ from sim.step_time.presets import PRESET_BATCHED_TOKENS, PRESETS
 from sim.step_time.roofline import RooflineStepTime
 from sim.step_time.step_time import StepTime
 from sim.two_pools import DecodePoolSettings
+from sim.workload.arrival_process import ArrivalProcess
 
 DEFAULT_POLICIES = "round_robin,least_loaded,power_of_two,prefix_affinity,predicted_finish"
 DEFAULT_CAPACITY = 3_000_000
@@ -42,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1.0,
         metavar="X",
         help="timed traces: X times as fast as recorded; sessions: X start in a second (default %(default)g)",
+    )
+    parser.add_argument(
+        "--arrivals",
+        type=_parsed(ArrivalProcess.parse),
+        metavar="PROCESS",
+        help="timed traces: other times at the same mean rate: poisson, or gamma:VARIATION (3: bursts)",
     )
     _add_modes(parser.add_argument_group("other things to do"))
     _add_replicas(parser.add_argument_group("replicas"))

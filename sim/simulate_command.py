@@ -19,6 +19,7 @@ from sim.results import Result
 from sim.results_table import results_table, table_console
 from sim.simulate import SimulationSettings, simulate
 from sim.simulate_arguments import add_arguments, described_step_time, simulation_settings
+from sim.workload.arrival_process import retimed
 from sim.workload.sources import open_trace
 from sim.workload.trace import Trace
 
@@ -77,7 +78,8 @@ def _lesson(args: argparse.Namespace) -> int:
 
 
 def _trace(args: argparse.Namespace, seed: int) -> Trace:
-    return open_trace(args.trace, block_tokens=args.block_size, requests=args.requests, seed=seed)
+    trace = open_trace(args.trace, block_tokens=args.block_size, requests=args.requests, seed=seed)
+    return trace if args.arrivals is None else retimed(trace, args.arrivals, seed)
 
 
 def _simulate(

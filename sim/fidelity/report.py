@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sim.fidelity.check import Check, checks, read_measured_runs
+from sim.fidelity.comparison import Figure
 from sim.progress_view import ProgressView
 
 
@@ -36,6 +37,12 @@ def _print(folder: Path, console: Console) -> None:
         )
 
 
+def _pair(figure: Figure) -> str:
+    if figure.measured_s < 1.0:
+        return f"{1e3 * figure.measured_s:.1f} → {1e3 * figure.simulated_s:.1f} ms"
+    return f"{figure.measured_s:.2f} → {figure.simulated_s:.2f} s"
+
+
 def fidelity_table(done: Iterable[Check]) -> Table:
     """Errors in percent, positive where the simulation is slower; those beyond what is allowed are marked."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
@@ -48,8 +55,7 @@ def fidelity_table(done: Iterable[Check]) -> Table:
                 table.add_column(f"{figure.name}\n(within {figure.allowed:.0%})", justify="right")
             header = False
         cells = [
-            f"{figure.measured_s:,.3f} s → {figure.simulated_s:,.3f} s\n{figure.error:+.1%}"
-            + ("" if figure.within else " !")
+            f"{_pair(figure)}\n{figure.error:+.1%}" + ("" if figure.within else " !")
             for figure in check.figures
         ]
         table.add_row(check.fitted_on, check.checked_on, *cells)

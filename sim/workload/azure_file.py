@@ -1,0 +1,71 @@
+"""Azure's public traces of LLM services: arrival times and lengths, no prefixes.
+
+CSV with columns TIMESTAMP, ContextTokens, GeneratedTokens (github.com/Azure/AzurePublicDataset, CC-BY-4.0;
+2023 and 2024). Nothing is known of what prompts share, so every block has a name of its own.
+"""
+
+import csv
+import gzip
+import zlib
+from datetime import datetime
+from pathlib import Path
+
+from sim.workload.trace import Trace, TraceError, TraceRequest
+
+BLOCK_TOKENS = 512
+COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+
+
+def is_azure_file(path: Path) -> bool:
+    """Whether the file begins with Azure's columns."""
+    try:
+        raw = path.read_bytes()[:2]
+        text = (gzip.open if raw == b"\x1f\x8b" else open)(path, "rb").read(64)
+    except (OSError, EOFError, zlib.error):
+        return False  # whoever reads it next says why
+    return text.lstrip(b"\xef\xbb\xbf").startswith(b"TIMESTAMP,ContextTokens")
+
+
+def read_azure_file(path: str | Path, *, requests: int | None = None) -> Trace:
+    """The trace in ``path``, its first ``requests`` rows in order of time. Raises ``TraceError``."""
+    path = Path(path)
+    try:
+        raw = path.read_bytes()
+        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: cannot be read: {error}") from error
+    rows = csv.reader(text.splitlines())
+    header = next(rows, None)
+    if header is None or tuple(header[:3]) != COLUMNS:
+        raise TraceError(f"{path}, line 1: columns are {header}; expected {', '.join(COLUMNS)}")
+    made = [_row(path, number, row) for number, row in enumerate(rows, 2) if row]
+    if not made:
+        raise TraceError(f"{path}: no row; expected {', '.join(COLUMNS)}")
+    made.sort(key=lambda row: row[0])
+    start_s = made[0][0]
+    out: list[TraceRequest] = []
+    next_id = 0
+    for time_s, prompt, output in made[:requests]:
+        blocks = prompt // BLOCK_TOKENS
+        ids = tuple(range(next_id, next_id + blocks))
+        next_id += blocks
+        out.append(TraceRequest(prompt, output, ids, timestamp_ms=1e3 * (time_s - start_s)))
+    return Trace(path.name, BLOCK_TOKENS, tuple(out))
+
+
+def _row(path: Path, line: int, row: list[str]) -> tuple[float, int, int]:
+    try:
+        prompt, output = int(row[1]), int(row[2])
+        if prompt < 0 or output < 0:
+            raise ValueError
+    except (ValueError, IndexError):
+        raise TraceError(
+            f"{path}, line {line}: {','.join(row)}; expected a time and two whole numbers of tokens"
+        ) from None
+    try:
+        time_s = datetime.fromisoformat(row[0]).timestamp()
+    except ValueError:
+        raise TraceError(
+            f"{path}, line {line}: TIMESTAMP is {row[0]!r}, expected a time such as 2023-11-16 18:15:46.68"
+        ) from None
+    return time_s, max(1, prompt), max(1, output)
