@@ -28,6 +28,9 @@ from replica.kv_cache.block import Block, Content, Identity
 from replica.kv_cache.cache import Evicted
 from replica.kv_cache.free_queue import FreeQueue
 
+MADE_AT_ONCE = 1_024
+"""A pool is made in pieces of so many blocks."""
+
 
 class BlockPool:
     """``blocks`` numbered from 0. Removals are appended to the lists ``events`` and ``evicted``, if given.
@@ -37,15 +40,19 @@ class BlockPool:
     hash function, a walk never returns a block of another prefix.
     """
 
-    __slots__ = ("_by_key", "_identities", "blocks", "events", "evicted", "free")
+    __slots__ = ("_by_key", "_identities", "_plain", "blocks", "events", "evicted", "free", "size")
 
     def __init__(
         self, blocks: int, events: list[CacheEvent] | None = None, evicted: list[Evicted] | None = None
     ) -> None:
         if blocks < 1:
             raise ValueError(f"a pool of {blocks} blocks: give at least 1")
-        self.blocks = [Block(number) for number in range(blocks)]
+        self.size = blocks
+        """Blocks in all."""
+        self.blocks = [Block(number) for number in range(min(blocks, MADE_AT_ONCE))]
+        """Those that were made: all, or so many as were ever needed at once, and a few."""
         self.free = FreeQueue(self.blocks)
+        self._plain = len(self.blocks)  # free blocks in front of where those not made yet belong
         self.events = events
         self.evicted = evicted
         self._by_key: dict[BlockHash, Block] = {}
@@ -121,11 +128,16 @@ class BlockPool:
 
     # Held and free blocks
 
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that no table has, those not made yet among them."""
+        return len(self.free) + self.size - len(self.blocks)
+
     def take(self, count: int) -> list[int]:
         """The next ``count`` free blocks, held once; what they cached is gone. IndexError if too few."""
         numbers = []
         removed: list[BlockHash] = []
-        for block in self.free.take(count):
+        for block in self._next(count):
             block.references = 1
             if block.key is not None and (key := self._uncache(block)) is not None:
                 removed.append(key)
@@ -135,6 +147,28 @@ class BlockPool:
         if removed and self.events is not None:
             self.events.append(BlocksRemoved(tuple(removed)))
         return numbers
+
+    def _next(self, count: int) -> list[Block]:
+        """The first ``count`` free blocks, out of the queue; the never used are made when it is their turn.
+
+        A large pool would otherwise spend seconds and megabytes on blocks that nobody ever uses.
+        """
+        if len(self.blocks) == self.size:
+            return self.free.take(count)
+        if count > self.free_blocks:
+            raise IndexError(f"{count} free blocks wanted, {self.free_blocks} there")
+        if count > self._plain:
+            # Released un-cached blocks go first, then the never used, then the cached ones.
+            taken = self.free.take(self._plain)
+            self._plain = 0
+            first = len(self.blocks)
+            made = [Block(first + i) for i in range(min(max(count, MADE_AT_ONCE), self.size - first))]
+            self.blocks += made
+            self.free.prepend(made)
+            self._plain = len(made)
+            return taken + self._next(count - len(taken))
+        self._plain -= count
+        return self.free.take(count)
 
     def touch(self, numbers: Iterable[int]) -> None:
         """Hold blocks once more; free ones leave the free queue (and come back as the youngest)."""
@@ -155,6 +189,7 @@ class BlockPool:
             block.references -= 1
             if block.references == 0:
                 (uncached if block.key is None else cached).append(block)
+        self._plain += len(uncached)
         self.free.prepend(uncached)
         self.free.append(cached)
 

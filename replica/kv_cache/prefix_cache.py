@@ -76,12 +76,12 @@ class PrefixCache:
     @property
     def blocks(self) -> int:
         """Blocks in all."""
-        return len(self.pool.blocks)
+        return self.pool.size
 
     @property
     def free_blocks(self) -> int:
         """Blocks no sequence holds; some of them can still be hit."""
-        return len(self.pool.free)
+        return self.pool.free_blocks
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold ``tokens`` positions."""
@@ -109,7 +109,7 @@ class PrefixCache:
     def fits(self, sequence: Sequence, matched: list[int], spare_blocks: int = 0) -> bool:
         """Whether ``adopt`` would succeed: matched blocks that are free now count as taken."""
         new = self.blocks_for(sequence.total_tokens) - len(matched)
-        return new + self.pool.idle(matched) + spare_blocks <= len(self.pool.free)
+        return new + self.pool.idle(matched) + spare_blocks <= self.pool.free_blocks
 
     def adopt(self, sequence: Sequence, matched: list[int], spare_blocks: int = 0) -> bool:
         """Give a sequence its matched blocks and new ones for every token it knows; False: nothing changed.
@@ -138,7 +138,7 @@ class PrefixCache:
     def extend(self, sequence: Sequence) -> bool:
         """Make room for every token the sequence knows; False, changing nothing, when blocks are missing."""
         missing = self.blocks_for(sequence.total_tokens) - len(sequence.block_table)
-        if missing > len(self.pool.free):
+        if missing > self.pool.free_blocks:
             return False
         if missing > 0:
             sequence.block_table += self.pool.take(missing)
@@ -248,7 +248,9 @@ class PrefixCache:
             if self.enabled:
                 full = min(sequence.computed_tokens // self.block_size, len(sequence.block_hashes))
                 assert sequence.published_blocks == full, f"{sequence}: computed blocks not published"
-        assert holders == [block.references for block in self.pool.blocks], "references and tables differ"
+        references = [block.references for block in self.pool.blocks]
+        references += [0] * (self.pool.size - len(references))
+        assert holders == references, "references and tables differ"
         if not self.enabled:
             assert not list(self.pool.cached_keys)
 
