@@ -10,8 +10,9 @@ LEARN_ALWAYS = 32
 LEARN_EVERY = 4
 """From ``LEARN_ALWAYS`` observations on lessons are drawn from four at a time: learning costs time, too."""
 FORGET_PER_LESSON = FORGET_PER_OBSERVATION**LEARN_EVERY
+DECODE_LESSON_WEIGHT = 0.08
 PRIOR_OBSERVATIONS_S = 0.05
-SLOWEST, FASTEST = 200.0, 0.005
+SLOWEST, FASTEST = 10_000.0, 0.000_1
 
 
 class FleetSpeed:
@@ -48,7 +49,7 @@ class FleetSpeed:
 
     def decoded(self, ratio: float) -> None:
         """Some replica's decode steps took ``ratio`` times the prior's."""
-        self.decode_factor += max(0.02, 1.0 / (self._seen + 2)) * (ratio - self.decode_factor)
+        self.decode_factor += max(DECODE_LESSON_WEIGHT, 1.0 / (self._seen + 2)) * (ratio - self.decode_factor)
         self._tell()
 
     def _tell(self) -> None:
@@ -187,7 +188,7 @@ class ReplicaCost:
             return  # a sample will do
         prior = self._decode.fixed_s + self._decode.per_sequence_s * max(1, sequences)
         ratio = _bounded(seconds / steps / prior)
-        weight = max(0.02, 1.0 / self.steps_seen)
+        weight = max(DECODE_LESSON_WEIGHT, 1.0 / self.steps_seen)
         self._own_decode_factor += weight * (ratio - self._own_decode_factor)
         self._own_decode_share = _own_share(self.steps_seen)
         self.refresh()

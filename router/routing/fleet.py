@@ -30,6 +30,8 @@ from router.routing.view import MatchedTokens, Policy, RoutingRequest
 
 DEADLINE_SLOS = 2.0
 """A held request goes first once it has waited so many times its allowed time to first token."""
+GIVE_UP_SLOS = 10.0
+"""A replica that shows nothing for so many allowed times beyond its predictions is waited for no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,9 +278,9 @@ class Fleet:
         """
         self._expect_first_tokens(now)
         if self.held:
-            patience_s = DEADLINE_SLOS * self.settings.slo_ttft_s
+            patience_s = GIVE_UP_SLOS * self.settings.slo_ttft_s
             for replica in self.replicas:
-                if replica.held and replica.ledger.queued and now - replica.ledger.free_at > patience_s:
+                if replica.held and replica.ledger.late_s(now) > patience_s:
                     self._rehome(replica, now)
 
     # --- a request's life -----------------------------------------------------------------------

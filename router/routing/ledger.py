@@ -1,42 +1,58 @@
 """Work reserved on one replica: predicted prefill until the first token, decoding until the last byte."""
 
 from math import exp
+from typing import Protocol
 
 UTILIZATION_WINDOW_S = 60.0
 UTILIZATION_REFRESH_S = 0.25
 MAX_UTILIZATION = 0.95
-IDLE = float("-inf")
+
+
+class Speed(Protocol):
+    """What predictions are scaled by; see ``calibration.ReplicaCost``."""
+
+    @property
+    def prefill_factor(self) -> float:
+        """Learned prefill time over the prior's."""
+
+
+class AsPredicted:
+    """A replica that is exactly as fast as predicted."""
+
+    prefill_factor = 1.0
 
 
 class Booking:
     """One request's reservation. Owned by the ledger that made it."""
 
-    __slots__ = ("booked_at", "expected_output_tokens", "new_tokens", "prefill_s", "state")
+    __slots__ = ("expected_output_tokens", "new_tokens", "prior_s", "state")
 
     QUEUED, DECODING, RELEASED = 0, 1, 2
 
-    def __init__(self, prefill_s: float, new_tokens: int, expected_output_tokens: int, now: float) -> None:
-        self.prefill_s = prefill_s
+    def __init__(self, prior_s: float, new_tokens: int, expected_output_tokens: int) -> None:
+        self.prior_s = prior_s
+        """Predicted prefill over the factor it was predicted with: repriced as the factor is learned."""
         self.new_tokens = new_tokens
         self.expected_output_tokens = expected_output_tokens
-        self.booked_at = now
         self.state = Booking.QUEUED
 
 
 class Ledger:
     """What a router has sent to one replica and not yet seen finished.
 
-    The backlog is the predicted prefill of every request without a first token, less the time the
-    replica has already worked. It is re-based at each first token and zero when nothing is queued, so a
-    wrong prediction cannot compound.
+    The backlog is the predicted prefill of every request without a first token, less the time since the
+    last first token. It is re-based at each first token and zero when nothing is queued, so a wrong
+    prediction cannot compound. What is booked is repriced when the replica's speed is learned anew.
 
     >>> ledger = Ledger()
     >>> first = ledger.book(prefill_s=0.6, new_tokens=9_000, expected_output_tokens=200, now=0.0)
     >>> second = ledger.book(prefill_s=0.1, new_tokens=1_500, expected_output_tokens=200, now=0.2)
     >>> round(ledger.backlog_s(0.2), 3)              # 0.7 booked, 0.2 worked off
     0.5
-    >>> ledger.first_token(first, now=0.7)           # 0.1 s late: what is left is the second's 0.1 s
-    >>> round(ledger.backlog_s(0.7), 3)
+    >>> round(ledger.backlog_s(0.9), 3)              # both should be over, 0.2 s late: each may be as late
+    0.4
+    >>> ledger.first_token(first, now=0.9)           # what is left is the second's 0.1 s
+    >>> round(ledger.backlog_s(0.9), 3)
     0.1
     >>> ledger.release(first, now=3.0), ledger.release(second, now=3.0), ledger.release(second, now=3.0)
     (True, True, False)
@@ -45,26 +61,28 @@ class Ledger:
     """
 
     __slots__ = (
-        "_queued_prefill_s",
+        "_prior_s",
+        "_since",
+        "_speed",
         "_utilization",
         "_utilization_at",
         "decoding",
-        "free_at",
         "in_flight",
         "load",
         "outstanding_tokens",
         "queued",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, speed: Speed | None = None) -> None:
+        self._speed = speed or AsPredicted()
         self.queued = 0
         self.decoding = 0
         self.in_flight = 0
         """``queued + decoding``."""
         self.outstanding_tokens = 0
-        self.free_at = IDLE
-        """When the queued prefill will be done, if the predictions hold; far in the past when idle."""
-        self._queued_prefill_s = 0.0
+        self._prior_s = 0.0
+        self._since = 0.0
+        """Last first token, or when the queue ceased to be empty."""
         self.load = 0.0
         """``utilization`` as last looked at: with each booking, else by the fleet 4 times a second."""
         self._utilization = 0.0
@@ -72,12 +90,14 @@ class Ledger:
 
     def book(self, prefill_s: float, new_tokens: int, expected_output_tokens: int, now: float) -> Booking:
         """Reserve ``prefill_s`` seconds from ``now`` for a request that is being sent."""
-        booking = Booking(prefill_s, new_tokens, expected_output_tokens, now)
+        prior_s = prefill_s / self._speed.prefill_factor
+        booking = Booking(prior_s, new_tokens, expected_output_tokens)
+        if not self.queued:
+            self._since = now
+        self._prior_s += prior_s
         self.queued += 1
         self.in_flight += 1
         self.outstanding_tokens += new_tokens + expected_output_tokens
-        self._queued_prefill_s += prefill_s
-        self.free_at = (self.free_at if self.free_at > now else now) + prefill_s
         self.utilization(now)
         self._utilization += prefill_s / UTILIZATION_WINDOW_S
         self.load = min(self._utilization, MAX_UTILIZATION)
@@ -108,27 +128,34 @@ class Ledger:
 
     def _leave_queue(self, booking: Booking, now: float) -> None:
         self.queued -= 1
-        if self.queued:
-            self._queued_prefill_s -= booking.prefill_s
-            self.free_at = now + self._queued_prefill_s
-        else:  # summing and subtracting floats drifts: an empty queue is exactly zero
-            self._queued_prefill_s = 0.0
-            self.free_at = IDLE
+        self._since = now
+        # Summing and subtracting floats drifts: an empty queue is exactly zero.
+        self._prior_s = self._prior_s - booking.prior_s if self.queued else 0.0
 
     def backlog_s(self, now: float) -> float:
         """Seconds of prefill ahead of a request sent ``now``; 0 when nothing is queued.
 
-        When what is queued should long be over, expect to wait as long again as it is late already: a
-        replica that shows nothing does not look idle.
+        Once all that is queued should be over, each of it may be as late as the first already is: a
+        replica that shows nothing does not look idle, however short its queue was predicted to be.
         """
         if not self.queued:
             return 0.0
-        return abs(self.free_at - now)
+        left = self._since + self._prior_s * self._speed.prefill_factor - now
+        return left if left >= 0.0 else -left * self.queued
 
     @property
     def queued_prefill_s(self) -> float:
         """Predicted prefill of everything without a first token, work already done included."""
-        return self._queued_prefill_s
+        return self._prior_s * self._speed.prefill_factor
+
+    def late_s(self, now: float) -> float:
+        """Seconds since all that is queued should have been over; 0 before, and when nothing is queued."""
+        return max(0.0, now - self.free_at) if self.queued else 0.0
+
+    @property
+    def free_at(self) -> float:
+        """When all that is queued will have its first token, if the predictions hold."""
+        return self._since + self.queued_prefill_s
 
     def utilization(self, now: float) -> float:
         """Prefill seconds sent in about the last minute, per second; capped at 0.95.

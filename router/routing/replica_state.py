@@ -51,7 +51,7 @@ class ReplicaState:
         self.spec = spec
         self.name = spec.name
         self.weight = spec.weight
-        self.ledger = Ledger()
+        self.ledger = Ledger(cost)
         self.held = HoldQueue()
         self.health = health
         self.cost = cost

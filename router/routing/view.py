@@ -25,10 +25,6 @@ class LedgerView(Protocol):
         """``queued + decoding``."""
 
     @property
-    def free_at(self) -> float:
-        """When the queued prefill will be done; in the past when there is none."""
-
-    @property
     def outstanding_tokens(self) -> int:
         """Uncached prompt tokens and expected reply tokens of everything in flight."""
 

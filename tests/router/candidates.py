@@ -23,10 +23,6 @@ class FakeLedger:
     def in_flight(self) -> int:
         return self.queued + self.decoding
 
-    @property
-    def free_at(self) -> float:
-        return self.backlog if self.queued or self.backlog else float("-inf")  # the tests' now is 0
-
     def backlog_s(self, now: float) -> float:
         return self.backlog
 

@@ -221,7 +221,7 @@ def test_prefill_speed_is_learned_per_replica() -> None:
         fresh += 100
         flight = send(fleet, prompt(*range(fresh, fresh + 60)), now)
         slow = 3.0 if flight.replica.index else 1.0
-        now += flight.booking.prefill_s / flight.replica.cost.prefill_factor * slow
+        now += flight.booking.prior_s * slow
         fleet.first_token(flight, now)
         now += 0.01
         fleet.finished(flight, now, Usage(963, 2, 0))
@@ -239,6 +239,17 @@ def test_answers_that_are_not_streamed_teach_that_prefill_is_fast() -> None:
         fleet.finished(flight, now, Usage(963, 1, 0))
         now += 1.0
     assert fleet.replicas[0].cost.prefill_s(963, 0) < 0.003
+
+
+def test_a_cold_start_on_slow_replicas_does_not_pile_up() -> None:
+    """Prefill a hundred times slower than the prior, one popular prefix, nothing learned yet."""
+    fleet = make_fleet(3)
+    for second in range(12):
+        now = second * 0.3
+        fleet.sent(
+            prompt(*range(50), 1_000 + second), fleet.decide(prompt(*range(50), 1_000 + second), now), now
+        )
+    assert max(replica.ledger.queued for replica in fleet.replicas) <= 6
 
 
 events = st.lists(

@@ -35,8 +35,10 @@ def test_counts_are_exact_and_return_to_zero(script: list[tuple[str, int, float,
         assert ledger.outstanding_tokens == sum(b.new_tokens for b in queued) + sum(
             b.expected_output_tokens for b in live
         )
-        late = max(0.0, now - ledger.free_at) if queued else 0.0
-        assert 0.0 <= ledger.backlog_s(now) <= max(late, sum(b.prefill_s for b in queued)) + 1e-6
+        predicted = sum(b.prior_s for b in queued)
+        late = ledger.late_s(now) * len(queued)
+        assert 0.0 <= ledger.backlog_s(now) <= max(late, predicted) + 1e-6
+        assert ledger.queued_prefill_s == pytest.approx(predicted, abs=1e-6)
         assert 0.0 <= ledger.utilization(now) <= MAX_UTILIZATION
     for booking in bookings:
         ledger.release(booking, now)
@@ -50,9 +52,26 @@ def test_a_late_prefill_leaves_what_is_behind_it() -> None:
     first = ledger.book(1.0, 0, 0, now=0.0)
     ledger.book(0.5, 0, 0, now=0.0)
     assert ledger.backlog_s(1.5) == 0.0, "predicted to be over just now"
-    assert ledger.backlog_s(3.0) == pytest.approx(1.5), "1.5 s late: as much again is to be expected"
+    assert ledger.backlog_s(3.0) == pytest.approx(3.0), "1.5 s late: as much again for each of the two"
+    ledger.book(0.5, 0, 0, now=3.0)
+    assert ledger.backlog_s(3.0) == pytest.approx(3.0), "one more booking does not make it look on time"
     ledger.first_token(first, now=3.0)
-    assert ledger.backlog_s(3.0) == pytest.approx(0.5)
+    assert ledger.backlog_s(3.0) == pytest.approx(1.0)
+
+
+def test_bookings_are_repriced_when_the_speed_is_learned() -> None:
+    class Learned:
+        prefill_factor = 1.0
+
+    speed = Learned()
+    ledger = Ledger(speed)
+    bookings = [ledger.book(0.05, 0, 0, now=0.0) for _ in range(4)]
+    assert ledger.backlog_s(0.0) == pytest.approx(0.2)
+    speed.prefill_factor = 60.0  # the prior was sixty times too fast
+    ledger.first_token(bookings[0], now=3.0)
+    assert ledger.backlog_s(3.0) == pytest.approx(9.0)
+    ledger.book(3.0, 0, 0, now=3.0)  # predicted with the new factor
+    assert ledger.backlog_s(3.0) == pytest.approx(12.0)
 
 
 def test_a_first_token_out_of_order_rebases() -> None:

@@ -88,10 +88,7 @@ class PredictedFinish:
             ledger, cost = candidate.ledger, candidate.cost
             matched = matched_by[candidate.index]
             prefill = cost.prefill_s(tokens - matched, matched)
-            wait = ledger.free_at - now
-            if wait < 0.0:
-                # Nothing queued: no wait. Overdue: expect to wait as long again as it is late already.
-                wait = -wait if ledger.queued else 0.0
+            wait = ledger.backlog_s(now)
             in_flight, behind = ledger.in_flight, 0
             if held := candidate.held:
                 wait += held.ahead_s(prefill)
