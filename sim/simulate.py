@@ -134,16 +134,15 @@ def build(
     ]
     if link is not None:
         link.connect(fleets)
-    wanted = _blocks_wanted(plan, size, shared=settings.replica.prefix_caching)
     events = settings.kv_events
     feed = None if events is None else KvEventFeed(queue, fleets, events, random.Random(f"{seed} kv events"))
 
-    pool = _pool(fleets, settings, replicas, size, wanted) if one.pooled else None
+    pool = _pool(fleets, settings, replicas, size) if one.pooled else None
 
     def make_scheduler(replica: ReplicaSettings) -> Scheduler:
         if pool is not None:
             return Scheduler(pool, replica.limits())
-        return replica.scheduler(size, wanted, record_events=feed is not None)
+        return replica.scheduler(size, record_events=feed is not None)
 
     def make_row(told: ReplicaEvents) -> ReplicaRow:
         return ReplicaRow(
@@ -176,7 +175,6 @@ def build(
             settings.replica,
             settings.step_time,
             block_tokens=size,
-            blocks_wanted=wanted,
             seed=seed,
             network_delay_s=settings.network_delay_s,
         ),
@@ -194,12 +192,10 @@ def _both(publish: CacheEventSink, tap: CacheEventSink | None) -> CacheEventSink
     return told
 
 
-def _pool(
-    fleets: Sequence[Fleet], settings: SimulationSettings, replicas: int, size: int, wanted: int
-) -> PooledCache:
+def _pool(fleets: Sequence[Fleet], settings: SimulationSettings, replicas: int, size: int) -> PooledCache:
     """One cache for all, known to every router."""
     tokens = sum(settings.replica_settings(replica).capacity_tokens for replica in range(replicas))
-    pool = PooledCache(max(1, min(tokens // size, wanted)), size)
+    pool = PooledCache(max(1, tokens // size), size)
     for fleet in fleets:
         assert isinstance(fleet.policy, PooledFinish)
         fleet.policy.cache = pool
@@ -240,24 +236,6 @@ def _prompt_maker(size: int, settings: SimulationSettings) -> Callable[[Arrival]
         )
 
     return make
-
-
-def _blocks_wanted(plan: Sequence[Arrival], block_tokens: int, *, shared: bool) -> int:
-    """Blocks with which one replica could hold all there is, had it every request and none ever finished.
-
-    More would never be used, but cost memory and time to set up.
-    """
-    named: set[int] = set()
-    unnamed = 0
-    for arrival in plan:
-        request = arrival.request
-        tokens = request.prompt_tokens + request.output_tokens
-        if shared:
-            named.update(request.block_ids)
-            tokens -= len(request.block_ids) * block_tokens
-        unnamed += -(-tokens // block_tokens)
-    # Twice what has a name: requests that compute the same block at the same time keep two copies of it.
-    return 2 * len(named) + unnamed
 
 
 @contextmanager

@@ -41,18 +41,22 @@ class ReplicaSettings:
     slowdown: float = 1.0
     """Every step takes so many times what the step-time model says."""
 
-    def scheduler(self, block_tokens: int, blocks_wanted: int, *, record_events: bool = False) -> Scheduler:
-        """An empty cache and a scheduler; memory for at most ``blocks_wanted`` blocks is kept track of.
+    def scheduler(
+        self, block_tokens: int, most_blocks: int | None = None, *, record_events: bool = False
+    ) -> Scheduler:
+        """An empty cache, of ``most_blocks`` blocks if its capacity is more, and a scheduler.
 
         ``record_events``: whoever asks for that takes the cache's events. Raises ValueError when the capacity
         is below one block.
         """
-        blocks = min(self.capacity_tokens // block_tokens, blocks_wanted)
         if self.capacity_tokens < block_tokens:
             raise ValueError(
                 f"capacity of {self.capacity_tokens} tokens: less than one block of {block_tokens}, raise it"
             )
         kind = PrefixCache if self.shares_prefills else _EagerCache
+        blocks = self.capacity_tokens // block_tokens
+        if most_blocks is not None:
+            blocks = min(blocks, most_blocks)
         cache = kind(blocks, block_tokens, enabled=self.prefix_caching, record_events=record_events)
         return Scheduler(cache, self.limits())
 

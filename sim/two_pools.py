@@ -81,7 +81,6 @@ class DecodePool:
         step_time: StepTime,
         *,
         block_tokens: int,
-        blocks_wanted: int,
         seed: int,
         network_delay_s: float,
     ) -> None:
@@ -105,7 +104,7 @@ class DecodePool:
         )
 
         def make(one: ReplicaSettings) -> Scheduler:
-            return one.scheduler(block_tokens, blocks_wanted)
+            return one.scheduler(block_tokens)
 
         self._row = ReplicaRow(
             queue,

@@ -25,9 +25,8 @@ def rerun(run: MeasuredRun, step_time: StepTime, kv_tokens: int) -> list[Outcome
         max_running=run.max_running,
         max_model_len=MAX_MODEL_LEN,
     )
-    wanted = sum((o.prompt_tokens + o.output_tokens) // size + 1 for o in run.outcomes)
     replica = SimulatedReplica(
-        settings.scheduler(size, wanted),
+        settings.scheduler(size),
         step_time,
         queue,
         ReplicaEvents(

@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, count
 from math import log
 
 from sim.workload.trace import Trace, TraceRequest
@@ -30,22 +30,25 @@ class ChatMix:
     mean_think_s: float = 8.0
 
 
-def chat_trace(mix: ChatMix | None = None, *, seed: int = 1) -> Trace:
+def chat_trace(mix: ChatMix | None = None, *, requests: int | None = None, seed: int = 1) -> Trace:
     """Sessions made from ``seed``: the same seed gives the same trace, on every machine.
 
-    A turn's prompt is the app's system prompt, the chat so far, and a new question; so turn ``t`` begins
+    With ``requests`` as many chats as that takes, whatever the mix says; they begin with the same chats. A
+    turn's prompt is the app's system prompt, the chat so far, and a new question; so turn ``t`` begins
     with all of turn ``t - 1`` and its answer.
     """
     mix = mix or ChatMix()
     rng = random.Random(seed)
     systems = [_tokens(rng, mix.system_tokens, mix.spread) for _ in range(mix.apps)]
     popularity = list(accumulate(1.0 / rank**mix.zipf for rank in range(1, mix.apps + 1)))
+    heads = [list(range(a * APP_IDS, a * APP_IDS + n // BLOCK_TOKENS)) for a, n in enumerate(systems)]
     next_id = mix.apps * APP_IDS
-    requests: list[TraceRequest] = []
-    for chat in range(mix.chats):
+    out: list[TraceRequest] = []
+    for chat in count() if requests is not None else range(mix.chats):
+        if requests is not None and len(out) >= requests:
+            break
         app = rng.choices(range(mix.apps), cum_weights=popularity)[0]
-        shared = systems[app] // BLOCK_TOKENS
-        ids = list(range(app * APP_IDS, app * APP_IDS + shared))
+        ids = list(heads[app])
         length = systems[app]
         turns = 1 + int(log(1.0 - rng.random()) / log(1.0 - 1.0 / mix.mean_turns))
         for turn in range(turns):
@@ -55,11 +58,9 @@ def chat_trace(mix: ChatMix | None = None, *, seed: int = 1) -> Trace:
             ids.extend(range(next_id, next_id + fresh))
             next_id += fresh
             think_ms = rng.expovariate(1.0 / mix.mean_think_s) * 1e3 if turn else None
-            requests.append(
-                TraceRequest(length, answer, tuple(ids), session=f"chat {chat}", think_ms=think_ms)
-            )
+            out.append(TraceRequest(length, answer, tuple(ids), session=f"chat {chat}", think_ms=think_ms))
             length += answer
-    return Trace("chats", BLOCK_TOKENS, tuple(requests))
+    return Trace("chats", BLOCK_TOKENS, tuple(out[:requests]))
 
 
 def _tokens(rng: random.Random, middle: int, spread: float) -> int:

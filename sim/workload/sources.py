@@ -1,12 +1,11 @@
 """A trace by its name on the command line: a file, the one that comes with the package, or one made up."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
 
 from sim.workload.azure_file import is_azure_file, read_azure_file
-from sim.workload.chat_mix import ChatMix, chat_trace
+from sim.workload.chat_mix import chat_trace
 from sim.workload.hot_prefix import hot_prefix_trace
 from sim.workload.rag_mix import RagMix, rag_trace
 from sim.workload.strangers import strangers_trace
@@ -22,12 +21,7 @@ TIMED_REQUESTS = 2_000
 
 
 def _chats(requests: int | None, seed: int) -> Trace:
-    mix = ChatMix()
-    while True:
-        made = chat_trace(mix, seed=seed)
-        if requests is None or len(made.requests) >= requests:
-            return made.head(requests)
-        mix = replace(mix, chats=2 * mix.chats)  # more chats begin with the same chats
+    return chat_trace(requests=requests, seed=seed)
 
 
 def _timed(make: Callable[..., Trace], *arguments: object) -> Callable[[int | None, int], Trace]:

@@ -168,4 +168,4 @@ def test_who_can_never_fit_is_refused_and_others_go_on() -> None:
 
 def test_a_cache_smaller_than_a_block_is_an_error() -> None:
     with pytest.raises(ValueError, match="capacity of 100 tokens: less than one block of 512"):
-        ReplicaSettings(capacity_tokens=100).scheduler(512, 10)
+        ReplicaSettings(capacity_tokens=100).scheduler(512)
