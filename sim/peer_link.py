@@ -66,7 +66,7 @@ class PeerLink:
             if replica.ledger.queued == 0:
                 replica.cost.prefill_started(now)
             theirs = replica.ledger.book(
-                booking.prefill_s, booking.new_tokens, booking.expected_output_tokens, now
+                flight.decision.prefill_s, booking.new_tokens, booking.expected_output_tokens, now
             )
             booked.append((replica, theirs))
             if flight.prompt.keys:

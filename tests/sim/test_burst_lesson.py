@@ -33,14 +33,17 @@ def test_well_informed_rules_come_out_in_the_known_order(rows: dict[Variant, Row
 
 
 def test_each_switch_hurts_and_both_hurt_most(rows: dict[Variant, Row]) -> None:
-    """Well informed .82, no reservations 1.48, late 2.11, both 3.18 s; in SLO .88, .50, .29, .00."""
+    """Well informed .82, no reservations 1.48, late 2.11, both 3.18 s; in SLO .88, .50, .29, .00.
+
+    (In that table backlogs did not grow when first tokens were late; now they do, and "both" hurts less.)
+    """
     switches = [WELL, BLIND, LATE, BOTH]
     made = [rows[Variant("predicted_finish", one)] for one in switches]
     ttft, in_slo = [row.ttft_s for row in made], [row.in_slo_share for row in made]
     assert ttft == sorted(ttft) and in_slo == sorted(in_slo, reverse=True)
-    assert ttft[1] > 1.25 * ttft[0] and ttft[2] > 1.5 * ttft[1] and ttft[3] > 1.15 * ttft[2]
+    assert ttft[1] > 1.25 * ttft[0] and ttft[2] > 1.4 * ttft[1] and ttft[3] > 1.1 * ttft[2]
     assert made[1].ttft_p99_s > 1.8 * made[0].ttft_p99_s
-    assert in_slo[3] < 0.2
+    assert in_slo[3] < 0.5 * in_slo[0]
 
 
 def test_a_late_notice_ruins_affinity_as_well(rows: dict[Variant, Row]) -> None:

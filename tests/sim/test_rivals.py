@@ -77,7 +77,7 @@ class Bench:
     def end(self, *flights: InFlight) -> None:
         """One after another gets its first token, when that was predicted, and its last."""
         for flight in flights:
-            self.now += flight.booking.prefill_s
+            self.now += flight.decision.prefill_s
             self.router.first_token(flight, self.now)
             self.router.refused(flight, self.now)
 
