@@ -98,3 +98,12 @@ def test_what_cannot_be_read_is_said(
 def test_a_folder_without_runs(tmp_path: Path) -> None:
     with pytest.raises(MeasuredRunError, match="no measured run; expected folders"):
         read_measured_runs(tmp_path)
+
+
+def test_the_table_in_the_docs_is_what_comes_out(runs: list[MeasuredRun]) -> None:
+    """Its first two rows; the fits take minutes (``warmroute simulate --fidelity``)."""
+    docs = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text()
+    for run in runs:
+        figures = compare(run.outcomes, simulated(run, Efficiency()))
+        row = " | ".join(f"{figure.error:+.1%}" for figure in figures)
+        assert f"| both (the defaults) | {run.name.split('_')[0]} | {row} |" in docs
