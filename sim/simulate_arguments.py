@@ -111,6 +111,18 @@ def _add_replicas(group: argparse._ArgumentGroup) -> None:
         help=f"KV tokens one replica holds (default {DEFAULT_CAPACITY:,}; with --model what fits the GPU)",
     )
     group.add_argument(
+        "--cache",
+        choices=("blocks", "radix"),
+        default="blocks",
+        help="hash-chained blocks, or a radix tree (default %(default)s)",
+    )
+    group.add_argument(
+        "--eviction",
+        choices=("lru", "slru", "lfu", "tlru"),
+        default="lru",
+        help="with --cache radix: who leaves first (default %(default)s)",
+    )
+    group.add_argument(
         "--step-time",
         choices=sorted(PRESETS),
         default="emufleet",
@@ -236,6 +248,8 @@ def simulation_settings(args: argparse.Namespace) -> SimulationSettings:
     step_time, capacity, batched = _step_time(args)
     replica = ReplicaSettings(
         capacity_tokens=args.capacity or capacity,
+        cache=args.cache,
+        eviction=args.eviction,
         max_running=args.max_running,
         max_batched_tokens=max(args.max_running, batched),
     )

@@ -7,11 +7,13 @@ at its queue between steps.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from replica.batch import Batch
 from replica.contract.kv_events import CacheEvent
 from replica.contract.load_report import LoadReport
 from replica.kv_cache.prefix_cache import PrefixCache
+from replica.kv_cache.radix_cache import RadixCache
 from replica.scheduler import RequestTooLong, Scheduler, SchedulerLimits
 from replica.sequence import Sequence
 from sim.event_queue import EventQueue
@@ -36,6 +38,12 @@ class ReplicaSettings:
     max_running: int = 128
     max_model_len: int = 200_000
     prefix_caching: bool = True
+    cache: Literal["blocks", "radix"] = "blocks"
+    """Hash-chained blocks (vLLM's way), or a radix tree of pages as large as a block (SGLang's)."""
+    eviction: str = "lru"
+    """Of the radix tree: lru, slru, lfu or tlru."""
+    tail_slack_tokens: int = 2_048
+    """For tlru: what a returning conversation may recompute."""
     shares_prefills: bool = True
     """Of requests with one new prefix the first computes it and the others wait; else each computes it."""
     slowdown: float = 1.0
@@ -53,12 +61,22 @@ class ReplicaSettings:
             raise ValueError(
                 f"capacity of {self.capacity_tokens} tokens: less than one block of {block_tokens}, raise it"
             )
-        kind = PrefixCache if self.shares_prefills else _EagerCache
         blocks = self.capacity_tokens // block_tokens
         if most_blocks is not None:
             blocks = min(blocks, most_blocks)
-        cache = kind(blocks, block_tokens, enabled=self.prefix_caching, record_events=record_events)
-        return Scheduler(cache, self.limits())
+        if self.cache == "radix":
+            tree = RadixCache(
+                blocks,
+                block_tokens,
+                enabled=self.prefix_caching,
+                record_events=record_events,
+                eviction=self.eviction,
+                tail_slack_tokens=self.tail_slack_tokens if self.eviction == "tlru" else 0,
+            )
+            return Scheduler(tree, self.limits())
+        kind = PrefixCache if self.shares_prefills else _EagerCache
+        chain = kind(blocks, block_tokens, enabled=self.prefix_caching, record_events=record_events)
+        return Scheduler(chain, self.limits())
 
     def limits(self) -> SchedulerLimits:
         """What a step may hold."""

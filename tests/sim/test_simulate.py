@@ -184,3 +184,25 @@ def test_progress_reaches_the_end() -> None:
 def test_arguments_that_make_no_sense(policies: list[str], replicas: int, rate: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         simulate(open_trace("mooncake", requests=5), policies, replicas=replicas, rate=rate)
+
+
+def test_the_radix_tree_with_pages_of_a_block_is_the_block_cache() -> None:
+    """Both forget the least recently used tails first."""
+    trace = open_trace("mooncake", requests=400)
+    results = []
+    for cache in ("blocks", "radix"):
+        replica = ReplicaSettings(capacity_tokens=300_000, cache=cache)
+        (result,) = simulate(trace, ["predicted_finish"], replicas=4, settings=SimulationSettings(replica))
+        results.append(result)
+    assert results[0] == results[1] and results[0].cached_share
+
+
+def test_other_evictions_are_other_results() -> None:
+    trace = open_trace("chats", requests=400)
+    shares = set()
+    for eviction in ("lru", "slru", "lfu", "tlru"):
+        replica = ReplicaSettings(capacity_tokens=30_000, cache="radix", eviction=eviction)
+        (result,) = simulate(trace, ["predicted_finish"], replicas=4, settings=SimulationSettings(replica))
+        assert result.errors == 0
+        shares.add(result.cached_share)
+    assert len(shares) == 4
