@@ -1,9 +1,14 @@
 """Routers side by side: what private and shared ledgers cost, KV events on their way, two pools."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from sim.contender import CONTENDERS
 from sim.kv_event_feed import KvEventSettings
 from sim.results import Result
 from sim.simulate import SimulationSettings, simulate
@@ -83,3 +88,24 @@ def test_two_pools_move_every_prompt_and_decode_without_stalls() -> None:
 def test_the_longest_answers_known_are_no_reason_to_fail() -> None:
     told = run(SimulationSettings(tell_max_tokens=True))
     assert told.errors == 0 and ttft(told) < 1.2 * ttft(run(SimulationSettings()))
+
+
+def test_same_seed_same_bytes_with_everything_switched_on() -> None:
+    """In processes whose sets and dicts of objects are ordered differently."""
+    root = Path(__file__).parents[2]
+    policies = ",".join(sorted(set(CONTENDERS) - {"pooled_cache"}))
+    command = [sys.executable, "-m", "warmroute", "simulate", "--requests", "80", "--json", "--seed", "3"]
+    command += ["--policy", policies, "--replicas", "3", "--routers", "2", "--peer-lag", "0.1"]
+    command += ["--kv-events", "0.05", "--kv-loss", "0.1", "--change", "4:restart:1", "--arrivals", "gamma:2"]
+    outputs = [
+        subprocess.run(
+            command,
+            cwd=root,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(root)},
+            capture_output=True,
+            check=True,
+            timeout=100,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert outputs[0] == outputs[1] and outputs[0].count(b'"policy"') == len(CONTENDERS) - 1
