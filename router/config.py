@@ -31,7 +31,9 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def _is_address(value: str) -> str:
+def _is_address(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("expected HOST:PORT or unix:/path")
     if value.startswith("unix:"):
         if len(value) <= len("unix:"):
             raise ValueError("expected unix:/path/of/socket")
@@ -317,7 +319,14 @@ def parse_config(data: Any, where: str) -> RouterConfig:
 def describe(error: ValidationError, where: str) -> str:
     """One line per wrong key: where, what was given, what was expected."""
     lines = []
-    for one in error.errors():
+    errors = error.errors()
+    within = {one["loc"][0] for one in errors if len(one["loc"]) > 1}
+    for one in errors:
+        if one["type"] == "too_short":
+            if one["loc"][:1] and one["loc"][0] in within:
+                continue  # what is in the list was refused: that is said already
+            lines.append(f"{where}: {'.'.join(map(str, one['loc']))}: empty; expected at least one entry")
+            continue
         key = ".".join(str(part) for part in one["loc"]) or "(file)"
         got = "" if one["type"] in ("missing", "extra_forbidden") else _shown(one["input"])
         hint = "; unknown key, remove it or check its spelling" if one["type"] == "extra_forbidden" else ""

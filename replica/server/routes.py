@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import orjson
 from aiohttp import hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from replica.model.load import LoadedModel
 from replica.server.answers import ChatAnswer, CompletionAnswer
@@ -182,7 +183,10 @@ class ReplicaRoutes:
     # Inside
 
     async def _body(self, request: web.Request) -> Fields:
-        raw = await request.read()
+        try:
+            raw = await request.read()
+        except (web.RequestPayloadError, HttpProcessingError) as error:
+            raise ClientError("the request body cannot be decoded as its Content-Encoding says") from error
         try:
             values = orjson.loads(raw)
         except orjson.JSONDecodeError as error:

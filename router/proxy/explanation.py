@@ -12,6 +12,9 @@ def explanation(
 ) -> dict[str, Any]:
     """What ``POST /explain`` answers; times in milliseconds."""
     chosen = fleet.replicas[decision.replica]
+    others = [row for row in rows if row.replica != decision.replica]
+    own = next((row for row in rows if row.replica == decision.replica), None)
+    best = min(others, key=lambda row: row.total_s, default=None)
     return {
         "replica": chosen.name,
         "reason": decision.reason.value,
@@ -22,6 +25,14 @@ def explanation(
         "saved_ms": _ms(decision.saved_s),
         "spill_saved_ms": None if decision.spill_saved_s is None else _ms(decision.spill_saved_s),
         "extra_wait_ms": None if decision.extra_wait_s is None else _ms(decision.extra_wait_s),
+        "best_other": None
+        if best is None or own is None
+        else {
+            "replica": fleet.replicas[best.replica].name,
+            "saved_ms": _ms(best.prefill_s - own.prefill_s),
+            "extra_wait_ms": _ms(own.wait_s - best.wait_s),
+            "total_more_ms": _ms(best.total_s - own.total_s),
+        },
         "prices": {
             "arrivals_per_replica_s": round(request.arrivals_per_replica_s, 4),
             "fleet_utilization": round(request.fleet_utilization, 4),
@@ -34,6 +45,12 @@ def explanation(
                 "matched_tokens": row.matched_tokens,
                 "queued": fleet.replicas[row.replica].ledger.queued,
                 "decoding": fleet.replicas[row.replica].ledger.decoding,
+                "held": len(fleet.replicas[row.replica].held),
+                "held_behind": fleet.replicas[row.replica].held.behind(row.prefill_s),
+                "step_ms": _ms(
+                    fleet.replicas[row.replica].cost.step_s(fleet.replicas[row.replica].ledger.decoding)
+                ),
+                "utilization": round(fleet.replicas[row.replica].ledger.load, 4),
                 "wait_ms": _ms(row.wait_s),
                 "prefill_ms": _ms(row.prefill_s),
                 "imposed_ms": _ms(row.imposed_s),
@@ -56,6 +73,18 @@ def lines(result: dict[str, Any]) -> list[str]:
         out.append(
             f"{row['replica']:24}{row['matched_tokens']:>9}{row['wait_ms']:>10.1f}{row['prefill_ms']:>12.1f}"
             f"{row['imposed_ms']:>12.1f}{row['total_ms']:>10.1f}{mark}"
+        )
+    prices = result["prices"]
+    out.append(
+        f"prices: {prices['arrivals_per_replica_s']} arrivals/s a replica, fleet utilization "
+        f"{prices['fleet_utilization']}, decode price {prices['decode_price']}, "
+        f"{prices['expected_output_tokens']} expected reply tokens"
+    )
+    best = result["best_other"]
+    if best is not None:
+        out.append(
+            f"against {best['replica']}: {best['saved_ms']:.1f} ms less prefill "
+            f"for {best['extra_wait_ms']:.1f} ms more queue, {best['total_more_ms']:.1f} ms less in total"
         )
     if result["extra_wait_ms"] is not None:
         out.append(

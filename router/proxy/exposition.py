@@ -87,6 +87,7 @@ class RouterCollector(Collector):
             for name, text in (
                 ("up", "1 while the replica may take new work."),
                 ("ejected", "1 while the replica is ejected."),
+                ("held", "Requests that wait in the router for this replica."),
                 ("queued", "Requests sent that have shown no first token."),
                 ("decoding", "Requests past their first token."),
                 ("wait_seconds", "Predicted prefill of requests without a first token."),
@@ -101,6 +102,7 @@ class RouterCollector(Collector):
             for name, value in (
                 ("up", float(replica.usable)),
                 ("ejected", float(replica.health.state is HealthState.EJECTED)),
+                ("held", len(replica.held)),
                 ("queued", replica.ledger.queued),
                 ("decoding", replica.ledger.decoding),
                 ("wait_seconds", replica.ledger.queued_prefill_s),

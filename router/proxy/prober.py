@@ -67,8 +67,8 @@ class Prober:
     async def _watch(self, replica: ReplicaState, asked: "asyncio.Future[None]") -> None:
         interval = self._config.health.interval_s
         rounds = 0
+        logged: HealthState | None = None
         while True:
-            before, probed = replica.health.state, replica.probed
             well = await self._probe(replica)
             if well and (rounds % MODELS_EVERY == 0 or not replica.models):
                 await self._ask_models(replica)
@@ -79,7 +79,8 @@ class Prober:
             after = replica.health.state
             if not asked.done():
                 asked.set_result(None)
-            if before is not after or not probed:
+            if after is not logged:  # by this probe, or by requests since the last one
+                logged = after
                 level = logging.WARNING if after is HealthState.EJECTED else logging.INFO
                 log.log(level, "replica %s is %s", replica.name, after.value)
             await asyncio.sleep(interval)

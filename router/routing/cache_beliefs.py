@@ -112,8 +112,13 @@ class CacheBeliefs:
 
     def reported(self, replica: int, report: LoadReport, *, new_capacity: bool) -> None:
         """The replica's own gauges: how much it holds, in what blocks."""
+        if report.capacity_tokens:
+            units = int(report.capacity_tokens / self.token_ratio.tokens_per_unit)
+            if (
+                new_capacity or abs(units - self.text.capacity(replica)) > units // 10
+            ):  # tokens per byte moved
+                self.text.set_capacity(replica, units)
         if new_capacity and report.capacity_tokens:
-            self.text.set_capacity(replica, int(report.capacity_tokens / self.token_ratio.tokens_per_unit))
             self.exact.set_capacity(replica, report.capacity_tokens)
         self.exact.blocks_reported(replica, report.block_size, report.hash_algorithm)
 

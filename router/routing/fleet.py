@@ -8,6 +8,7 @@ Between reading and changing there is no ``await``, so nothing here needs a lock
 
 import random
 from collections.abc import Collection, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -127,7 +128,8 @@ class Fleet:
         assessments = self.policy.assess(request, candidates)
         if len(candidates) == 1:
             return self._only(request, candidates[0]), assessments, request
-        return self.policy.choose(request, candidates), assessments, request
+        # A copy decides: asking must not advance a turn or a random generator.
+        return deepcopy(self.policy).choose(request, candidates), assessments, request
 
     def _request(
         self, prompt: Prompt, now: float, session: str | None, levels: list[tuple[int, int]]
@@ -211,11 +213,15 @@ class Fleet:
         tokens = max(1, int(prompt.units * self.caches.tokens_per_unit(prompt)))
         allowed = self.settings.slo_ttft_s + replica.cost.prefill_s(tokens, 0)
         held = Held(prompt, decision, decision.prefill_s, now + DEADLINE_SLOS * allowed, session, context)
+        self._hold(replica, held)
+        return held
+
+    def _hold(self, replica: ReplicaState, held: Held) -> None:
+        held.prefill_s = held.decision.prefill_s
         replica.held.add(held)
         self.held += 1
         # Its siblings should come here, too.
-        held.expectation = self.caches.sent(replica.index, prompt, decision.matched_tokens)
-        return held
+        held.expectation = self.caches.sent(replica.index, held.prompt, held.decision.matched_tokens)
 
     @staticmethod
     def _may_send(replica: ReplicaState, prefill_s: float) -> bool:
@@ -243,16 +249,28 @@ class Fleet:
             self.outbox.append(held)
 
     def _rehome(self, replica: ReplicaState, now: float) -> None:
-        """The replica takes no more work, or shows nothing: whoever waits for it is decided and sent."""
+        """The replica takes no more work, or shows nothing: whoever waits for it is decided again.
+
+        Those who get another replica may have to wait for that one; those who get this one again are sent.
+        """
+        waiting = []
         while (held := replica.held.next(now)) is not None:
             replica.held.remove(held)
+            waiting.append(held)
+        for held in waiting:
             self.held -= 1
             self._hold_ended(held)
             try:
                 held.decision = self.decide(held.prompt, now, session=held.session)
-                held.flight = self.sent(held.prompt, held.decision, now)
             except NoReplica:
                 held.flight = None
+                self.outbox.append(held)
+                continue
+            other = self.replicas[held.decision.replica]
+            if other is not replica and not self._may_send(other, held.decision.prefill_s):
+                self._hold(other, held)
+                continue
+            held.flight = self.sent(held.prompt, held.decision, now)
             self.outbox.append(held)
 
     def dropped(self, held: Held, now: float) -> None:

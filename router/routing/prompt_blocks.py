@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 FIRST_BLOCK_BYTES = 256
 BLOCKS_PER_SIZE = 32
 MAX_BLOCKS = 416
+PROMPT_SHAPING_FIELDS = (
+    "tools",
+    "functions",
+    "response_format",
+    "chat_template",
+    "chat_template_kwargs",
+    "documents",
+    "reasoning_effort",
+)
+"""Fields beside the messages that engines render into the prompt, or that choose how it is rendered."""
 
 _BLOCK_ENDS = tuple(
     accumulate((FIRST_BLOCK_BYTES << (block // BLOCKS_PER_SIZE) for block in range(MAX_BLOCKS)), initial=0)
@@ -161,8 +171,9 @@ def text_prompt(request: dict[str, Any]) -> Prompt:
     """The prompt of a request as text. Never raises."""
     model, max_tokens = request_limits(request)
     text = canonical_text(request)
+    salt = request.get("cache_salt")
     return Prompt(
-        keys=block_keys(text, root_key(model)),
+        keys=block_keys(text, root_key(model, salt if type(salt) is str else None)),
         units=len(text),
         model=model,
         stream=request.get("stream") is True,
@@ -194,7 +205,7 @@ def canonical_text(request: dict[str, Any]) -> bytes:
     b'once upon'
     """
     parts: list[str] = []
-    for field in ("tools", "functions", "response_format", "chat_template_kwargs"):
+    for field in PROMPT_SHAPING_FIELDS:
         value = request.get(field)
         if value:
             parts.append("\x1d" + field + "\x1f" + _dump(value))
@@ -244,6 +255,8 @@ def _prompt_text(prompt: Any) -> str:
     if type(prompt) is list:
         if prompt and all(type(item) is str for item in prompt):
             return "\x1c".join(prompt)
+        if len(prompt) == 1 and type(prompt[0]) is list:
+            return _dump(prompt[0])  # one prompt as token ids, alone or in a list of one
         if prompt and all(type(item) is dict for item in prompt):
             parts: list[str] = []
             for item in prompt:

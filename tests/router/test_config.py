@@ -46,6 +46,8 @@ def test_every_policy_can_be_configured(kind: str) -> None:
         ({"replicas": TWO, "policy": {"kind": "prefix_affinity", "measure": "wait"}}, "measure belongs"),
         ({"replicas": TWO, "slo": {"ttft_ms": 0}}, "slo.ttft_ms"),
         ({"replicas": TWO, "listen": "8080"}, "HOST:PORT"),
+        ({"replicas": TWO, "listen": 8080}, "HOST:PORT"),
+        ({"replicas": TWO, "admin": None}, "HOST:PORT"),
         ({"replicas": TWO, "listen": "127.0.0.1:8081"}, "different"),
         ({"replicas": TWO, "timeouts": {"connect": 3}}, "timeouts.connect"),
         ([], "mapping"),
@@ -55,6 +57,12 @@ def test_what_is_wrong_is_named(data: object, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(data, "router.yaml")
     assert says in str(caught.value) and "router.yaml" in str(caught.value)
+
+
+def test_a_wrong_entry_is_said_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config({"replicas": [{"url": "a:1"}]}, "router.yaml")
+    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,17 @@ def test_deciding_changes_nothing() -> None:
     ]
 
 
+@pytest.mark.parametrize("kind", sorted(POLICIES))
+def test_explaining_names_the_next_decision_and_changes_nothing(kind: str) -> None:
+    fleet = make_fleet(4, kind)
+    for name in range(6):
+        asked = prompt(name)
+        for _ in range(3):
+            told = fleet.explain(asked, 0.0)[0]
+        assert fleet.decide(asked, 0.0) == told
+        send(fleet, asked, 0.0)
+
+
 def test_a_failed_request_leaves_no_credit() -> None:
     fleet = make_fleet(1)
     flight = send(fleet, prompt(*range(20)), 0.0)
@@ -200,6 +211,17 @@ def test_capacity_bounds_what_is_believed() -> None:
     fleet.load_reported(0, LoadReport(capacity_tokens=10 * BLOCK), 0.0)
     send(fleet, prompt(*range(30)), 0.0)
     assert fleet.index.held(0) == 10 * BLOCK
+
+
+def test_capacity_follows_what_a_byte_is_learned_to_be() -> None:
+    fleet = make_fleet(1)
+    ratio = fleet.caches.token_ratio
+    fleet.load_reported(0, LoadReport(capacity_tokens=1_000), 0.0)
+    assert fleet.index.capacity(0) == 1_000
+    for _ in range(400):
+        ratio.learn(prompt_tokens=500, units=1_000)
+    fleet.load_reported(0, LoadReport(capacity_tokens=1_000), 1.0)
+    assert fleet.index.capacity(0) == pytest.approx(2_000, rel=0.1)
 
 
 def test_a_request_that_is_not_streamed_leaves_the_queue_when_predicted() -> None:

@@ -118,8 +118,12 @@ def test_a_replica_that_goes_hands_its_queue_on(how: str) -> None:
         fleet.probe_failed(0, 0.1, refused=True)
     else:
         fleet.drained(0, 0.1)
-    moved = released(fleet)
-    assert moved and all(held.flight is not None and held.flight.replica.index == 1 for held in moved)
+    assert not released(fleet), "the other replica is busy, too: they wait for it now, they do not flood it"
+    assert len(fleet.replicas[0].held) == 0 and len(fleet.replicas[1].held) == fleet.held == 6
+    busy = next(f for f in flights if isinstance(f, InFlight) and f.replica.index == 1)
+    fleet.first_token(busy, 0.2)
+    (first,) = released(fleet)
+    assert first.flight is not None and first.flight.replica.index == 1
 
 
 def test_when_nobody_is_left_they_are_told() -> None:

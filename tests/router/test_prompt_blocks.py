@@ -111,6 +111,20 @@ def test_tools_come_first_and_count() -> None:
     assert shared(chat("q", tools=tool("a")), chat("q")) == 0
 
 
+@pytest.mark.parametrize(
+    "field", ["cache_salt", "reasoning_effort", "chat_template", "documents", "chat_template_kwargs"]
+)
+def test_what_else_shapes_the_prompt_or_parts_the_cache_counts(field: str) -> None:
+    plain, one, other = chat("q"), chat("q", **{field: "a"}), chat("q", **{field: "b"})
+    assert shared(plain, one) == shared(plain, other) == shared(one, other) == 0
+    assert one == chat("q", **{field: "a"})
+
+
+def test_token_ids_alone_or_in_a_list_of_one_are_one_prompt() -> None:
+    ids = list(range(900))
+    assert keys_of(prompt=ids) == keys_of(prompt=[ids]) != keys_of(prompt=[ids, ids])
+
+
 def test_whitespace_of_the_json_does_not_matter() -> None:
     body = {"model": "m", "messages": [SYSTEM], "tools": [{"type": "function", "function": {"name": "f"}}]}
     tight, loose = orjson.dumps(body), json.dumps(body, indent=4).encode()
