@@ -15,7 +15,7 @@ from sim.step_time.gpus import GPUS
 from sim.step_time.model_shapes import MODEL_SHAPES
 from sim.step_time.precisions import PRECISIONS
 from sim.step_time.presets import PRESET_BATCHED_TOKENS, PRESETS
-from sim.step_time.roofline import RooflineStepTime
+from sim.step_time.roofline import Efficiency, RooflineStepTime
 from sim.step_time.step_time import StepTime
 from sim.two_pools import DecodePoolSettings
 from sim.workload.arrival_process import ArrivalProcess
@@ -129,7 +129,17 @@ def _add_replicas(group: argparse._ArgumentGroup) -> None:
         help="how long a step of a replica takes (default %(default)s)",
     )
     group.add_argument(
-        "--model", choices=sorted(MODEL_SHAPES), help="roofline instead of --step-time: this model"
+        "--model",
+        choices=sorted(MODEL_SHAPES),
+        metavar="MODEL",
+        help=f"a roofline instead of --step-time: {', '.join(sorted(MODEL_SHAPES))}",
+    )
+    group.add_argument(
+        "--efficiency",
+        type=_parsed(Efficiency.parse),
+        default=Efficiency(),
+        metavar="KEY=VALUE[,KEY=VALUE…]",
+        help="with --model: what your engine reaches, as --fidelity prints it for your measured run",
     )
     group.add_argument(
         "--gpu", choices=sorted(GPUS), default="h100", help="with --model (default %(default)s)"
@@ -282,7 +292,9 @@ def _step_time(args: argparse.Namespace) -> tuple[StepTime, int, int]:
     """The model, the KV tokens a replica has if none were given, and tokens per step."""
     if args.model is None:
         return PRESETS[args.step_time], DEFAULT_CAPACITY, PRESET_BATCHED_TOKENS[args.step_time]
-    model = RooflineStepTime.of(args.model, args.gpu, args.precision, tensor_parallel=args.gpus)
+    model = RooflineStepTime.of(
+        args.model, args.gpu, args.precision, tensor_parallel=args.gpus, efficiency=args.efficiency
+    )
     return model, model.kv_capacity_tokens(), ROOFLINE_BATCHED_TOKENS
 
 

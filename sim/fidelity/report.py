@@ -28,13 +28,7 @@ def _print(folder: Path, console: Console) -> None:
         done = list(checks(runs, lambda what: view.update(what, 1, 1)))
     console.print(fidelity_table(done))
     for check in {check.fitted_on: check for check in done}.values():
-        values = check.efficiency
-        console.print(
-            f"{check.fitted_on}: math {values.math:.3f}, weights at {values.bandwidth:.3f} and KV at "
-            f"{values.kv_bandwidth:.3f} of the bandwidth, {1e3 * values.step_s:.2f} ms a step, "
-            f"{1e6 * values.sequence_s:.0f} µs a sequence",
-            soft_wrap=True,
-        )
+        console.print(f"{check.fitted_on}: {check.efficiency}", soft_wrap=True, highlight=False)
 
 
 def _pair(figure: Figure) -> str:

@@ -16,7 +16,7 @@ attention term, and a mixed step by both. ``Efficiency`` holds what real kernels
 defaults were fitted to measured vLLM runs (``sim/fidelity``, docs/simulator.md).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from replica.batch import Batch
 from sim.step_time.gpus import GPUS, Gpu
@@ -45,6 +45,30 @@ class Efficiency:
     """Of the links' rate, in all-reduces of large messages."""
     all_reduce_s: float = 10e-6
     """Latency of one all-reduce, however small."""
+
+    @classmethod
+    def parse(cls, text: str) -> "Efficiency":
+        """From ``KEY=VALUE,KEY=VALUE``; what is not named is as by default. Raises ValueError.
+
+        >>> Efficiency.parse("math=0.8,step_s=0.003").bandwidth == Efficiency().bandwidth
+        True
+        """
+        names = [one.name for one in fields(cls)]
+        values: dict[str, float] = {}
+        for part in text.split(","):
+            name, _, value = part.partition("=")
+            try:
+                values[name] = float(value)
+                if name not in names or not 0 <= values[name] < 10:
+                    raise ValueError
+            except ValueError:
+                raise ValueError(
+                    f"{part!r}; expected KEY=VALUE, 0 or more, with KEY one of {', '.join(names)}"
+                ) from None
+        return cls(**values)
+
+    def __str__(self) -> str:
+        return ",".join(f"{one.name}={getattr(self, one.name):.4g}" for one in fields(self))
 
 
 @dataclass(frozen=True, slots=True)

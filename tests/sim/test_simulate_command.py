@@ -87,6 +87,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_a_roofline_instead_of_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
     shown = run(capsys, "--model", "llama-3.1-8b", "--gpu", "h200", "--precision", "fp8")
     assert "(llama-3.1-8b fp8 on 1 x h200)" in shown
+    assert "llama" in run(capsys, "--model", "llama-3.1-8b", "--efficiency", "math=0.5,step_s=0.01")
     fits = RooflineStepTime.of("llama-3.1-8b", "h200", "fp8").kv_capacity_tokens()
     assert f"replicas of {fits:,} KV tokens" in shown  # what fits beside the weights
 
@@ -124,6 +125,7 @@ def test_what_does_not_fit_together_is_said(
     ("arguments", "message"),
     [
         (["--change", "fail"], "argument --change: 'fail'; expected SECONDS:KIND:REPLICA"),
+        (["--efficiency", "maths=1"], "argument --efficiency: 'maths=1'; expected KEY=VALUE, 0 or more"),
         (["--unlike", "0:speed=2"], "argument --unlike: '0:speed=2'; expected REPLICA:KEY=VALUE"),
         (["--unlike", "0:slowdown=-1"], "expected REPLICA:KEY=VALUE with KEY one of slowdown"),
         (["--compare", "2", "--rates", "1,x"], "argument --rates: '1,x'; expected numbers above 0"),
@@ -142,5 +144,12 @@ def test_the_fidelity_table(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     monkeypatch.setattr("sim.fidelity.check.fit_efficiency", lambda runs, first_share=1.0: Efficiency())
     assert warmroute.main(["simulate", "--fidelity"]) == 0
     shown = capsys.readouterr().out
-    for text in ("TTFT p50", "(within 10%)", "E2E mean", "defaults", "RTX4090_Llama-3.1-8B", "ms a step"):
+    for text in (
+        "TTFT p50",
+        "(within 10%)",
+        "E2E mean",
+        "defaults",
+        "RTX4090_Llama-3.1-8B",
+        "step_s=0.00195",
+    ):
         assert text in shown
