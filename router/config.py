@@ -325,7 +325,7 @@ def describe(error: ValidationError, where: str) -> str:
         if one["type"] == "too_short":
             if one["loc"][:1] and one["loc"][0] in within:
                 continue  # what is in the list was refused: that is said already
-            lines.append(f"{where}: {'.'.join(map(str, one['loc']))}: empty; expected at least one entry")
+            lines.append(f"{where}: {'.'.join(map(str, one['loc']))}: empty; expected at least 1 entry")
             continue
         key = ".".join(str(part) for part in one["loc"]) or "(file)"
         got = "" if one["type"] in ("missing", "extra_forbidden") else _shown(one["input"])

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from router.config import ConfigError, load_config
-from router.proxy.explanation import explanation, lines
+from router.proxy.explanation import NO_PROMPT, explanation, lines
 from router.routing.decision import NoReplica
 from router.routing.prompt_blocks import read_prompt
 
@@ -63,5 +63,7 @@ def _from_config(path: str, body: bytes) -> dict[str, Any]:
     fleet = make_fleet(config)
     reader = make_prompt_reader(config, lambda: fleet.caches.exact.namings, Counters())
     prompt = read_prompt(body) if reader is None else reader.read_now(body)
+    if not prompt.units:
+        raise ValueError(NO_PROMPT)
     decision, rows, asked = fleet.explain(prompt, time.monotonic())
     return explanation(fleet, decision, rows, asked)

@@ -10,7 +10,7 @@ from aiohttp import web
 from router.config import ConfigError, RouterConfig
 from router.proxy.cache_report import cache_state
 from router.proxy.counters import Counters
-from router.proxy.explanation import explanation
+from router.proxy.explanation import NO_PROMPT, explanation
 from router.proxy.exposition import metrics_page
 from router.proxy.prompt_reader import PromptReader
 from router.routing.decision import NoReplica
@@ -88,6 +88,8 @@ class Admin:
     async def _explain(self, request: web.Request) -> web.Response:
         body = await request.read()
         prompt = read_prompt(body) if self._prompt_reader is None else self._prompt_reader.read_now(body)
+        if not prompt.units:
+            raise web.HTTPBadRequest(text=NO_PROMPT)
         session = request.headers.get("x-session-id")
         try:
             decision, rows, asked = self._fleet.explain(prompt, self._clock(), session=session)

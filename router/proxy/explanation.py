@@ -6,6 +6,8 @@ from router.routing.decision import Assessment, Decision
 from router.routing.fleet import Fleet
 from router.routing.view import RoutingRequest
 
+NO_PROMPT = "no prompt found; expected an OpenAI request body with messages, prompt or input"
+
 
 def explanation(
     fleet: Fleet, decision: Decision, rows: list[Assessment], request: RoutingRequest

@@ -172,6 +172,23 @@ def test_a_body_that_is_too_large_is_413() -> None:
     asyncio.run(run())
 
 
+def test_junk_that_claims_an_encoding_is_the_clients_fault() -> None:
+    async def run() -> None:
+        async with replica() as running:
+            for _ in range(3):
+                async with (
+                    aiohttp.ClientSession() as session,
+                    session.post(
+                        running.url + COMPLETIONS, data=b"junk", headers={"content-encoding": "gzip"}
+                    ) as answer,
+                ):
+                    assert answer.status == 400
+                    assert "Content-Encoding" in (await answer.json())["error"]["message"]
+            assert (await post(running.url + COMPLETIONS, _plain()))[0] == 200
+
+    asyncio.run(run())
+
+
 def test_a_huge_prompt_is_refused_without_being_tokenized() -> None:
     async def run() -> None:
         async with replica(max_model_len=200) as running:
