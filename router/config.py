@@ -278,8 +278,6 @@ class RouterConfig(_Section):
     """Answer with x-warmroute-replica, -reason and -matched-tokens."""
     expose_replica_urls: bool = False
     """Name replicas in errors that clients see."""
-    allow_policy_header: bool = False
-    """Let a request choose its policy with x-warmroute-policy."""
     api_key: SecretStr | None = None
     """Sent to replicas as a bearer token; without it a client's Authorization header is passed on
     only if ``forward_client_key`` is set."""
