@@ -61,7 +61,22 @@ def _change(made: Estimate | None, measure: Measure) -> str:
     if made is None:
         return "-"
     if measure.as_ratio:
-        text = f"{made.mean:+.1%}"
-        return text if made.half_width is None else f"{text} ±{made.half_width:.1%}"
+        return _ratio(made)
     text = f"{made.mean:+.{measure.digits}f}"
     return text if made.half_width is None else f"{text} ±{made.half_width:.{measure.digits}f}"
+
+
+def _ratio(made: Estimate) -> str:
+    """A change as a share, or from twice on as a factor.
+
+    >>> _ratio(Estimate(0.297, 0.671)), _ratio(Estimate(4.0, 5.5)), _ratio(Estimate(-0.012, None))
+    ('+29.7% ±67%', '×5.0 ±5.5', '-1.2%')
+    """
+    if made.mean >= 1.0:
+        text = f"×{1.0 + made.mean:.1f}"
+        return text if made.half_width is None else f"{text} ±{made.half_width:.1f}"
+    text = f"{made.mean:+.1%}"
+    if made.half_width is None:
+        return text
+    digits = 1 if made.half_width < 0.1 else 0
+    return f"{text} ±{made.half_width:.{digits}%}"
