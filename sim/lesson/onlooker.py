@@ -152,12 +152,10 @@ class Onlooker(Watcher):
             request.prompt_tokens,
             matched,
             request.session,
-            None,
-            1.0,
-            request.arrivals_per_replica_s,
-            request.fleet_utilization,
-            request.decode_price,
-            request.expected_output_tokens,
+            arrivals_per_replica_s=request.arrivals_per_replica_s,
+            fleet_utilization=request.fleet_utilization,
+            decode_price=request.decode_price,
+            expected_output_tokens=request.expected_output_tokens,
         )
 
     def assess(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Assessment]:
