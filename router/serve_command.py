@@ -21,7 +21,7 @@ def effective_config(args: argparse.Namespace) -> RouterConfig:
     if args.config is None:
         if not args.replica:
             raise ConfigError("no config: expected CONFIG.yaml, or --replica URL at least once")
-        return parse_config({"admin": "127.0.0.1:0"} | flags if args.listen else flags, "arguments")
+        return parse_config(flags, "arguments")
     if not flags:
         return load_config(args.config)
     config = load_config(args.config)  # says what is wrong in the file before flags are laid over it

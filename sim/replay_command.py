@@ -112,9 +112,16 @@ def run(args: argparse.Namespace) -> int:
         print(orjson.dumps([done.result.json_object()], option=orjson.OPT_INDENT_2).decode())
     else:
         _print_table(args, trace, settings, done)
-    if done.result.errors == done.result.requests:
+    errors, requests = done.result.errors, done.result.requests
+    if 2 * errors >= requests:  # figures of the few that succeeded say nothing about the fleet
         kinds = ", ".join(f"{kind} ({count})" for kind, count in done.result.error_kinds)
-        return _say(f"no request succeeded: {kinds}", 1)
+        failed = "no request succeeded" if errors == requests else f"{errors} of {requests} requests failed"
+        hint = (
+            "; prompts may be too long for the model, see --max-prompt-tokens"
+            if "status 400" in kinds
+            else ""
+        )
+        return _say(f"{failed}: {kinds}{hint}", 1)
     return 0
 
 

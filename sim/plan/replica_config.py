@@ -169,7 +169,7 @@ class RooflineReplica(PlanSection):
 
 
 class MeasuredReplica(PlanSection):
-    """A replica as it was measured (``warmroute calibrate``)."""
+    """A replica as it was measured."""
 
     kind: Literal["measured"]
     prefill_us_per_token: PositiveFloat
