@@ -226,10 +226,16 @@ class Fleet:
     @staticmethod
     def _may_send(replica: ReplicaState, prefill_s: float) -> bool:
         """The replica has nothing without a first token, or so little that one step computes both."""
+        if not replica.ledger.queued and replica.held:
+            return False  # whoever waits goes first
+        return Fleet._has_room(replica, prefill_s)
+
+    @staticmethod
+    def _has_room(replica: ReplicaState, prefill_s: float) -> bool:
         ledger = replica.ledger
-        if ledger.queued == 0:
-            return not replica.held
-        return ledger.queued_prefill_s + prefill_s <= replica.cost.step_s(ledger.decoding)
+        return not ledger.queued or (
+            ledger.queued_prefill_s + prefill_s <= replica.cost.step_s(ledger.decoding)
+        )
 
     def _send_held(self, replica: ReplicaState, now: float) -> None:
         """The replica may have room: send whose turn it is."""
@@ -237,10 +243,7 @@ class Fleet:
             self._shortlist.became_idle(replica.index)
         queue = replica.held
         while (held := queue.next(now)) is not None:
-            ledger = replica.ledger
-            if ledger.queued and ledger.queued_prefill_s + held.prefill_s > replica.cost.step_s(
-                ledger.decoding
-            ):
+            if not self._has_room(replica, held.prefill_s):
                 return
             queue.remove(held)
             self.held -= 1
