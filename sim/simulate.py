@@ -88,6 +88,12 @@ def _check(
     ):
         if replica >= replicas:
             raise ValueError(f"{what} of replica {replica}: there are {replicas}, counted from 0")
+    joins = {change.replica: change.at_s for change in settings.changes if change.kind == "join"}
+    if len(joins) < sum(change.kind == "join" for change in settings.changes):
+        raise ValueError("a replica joins twice; expected each once")
+    for change in settings.changes:
+        if change.kind in ("drain", "resume") and change.at_s < joins.get(change.replica, 0.0):
+            raise ValueError(f"{change.kind} of replica {change.replica} before it joins")
 
 
 def run_once(

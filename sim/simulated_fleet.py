@@ -16,6 +16,7 @@ from router.routing.decision import NoReplica, Reason
 from router.routing.hold import Held
 from router.routing.in_flight import InFlight, Usage
 from router.routing.prompt_blocks import Prompt
+from router.routing.replica_state import ReplicaSpec
 from router.routing.retry import Failure
 from sim.event_queue import EventQueue
 from sim.fleet_change import FleetChange
@@ -87,15 +88,16 @@ class SimulatedFleet:
         self._report_lag_s = report_lag_s
         self._restarted = restarted
         self._decode = decode_pool
-        self._absent: set[int] = set()
+        self._absent: dict[int, ReplicaSpec] = {}
+        """Replicas that have yet to join."""
         self._ticking = False
         self._done = 0
         for change in changes:
-            if change.kind == "join":
-                self._absent.add(change.replica)
-                for router in routers:
-                    router.fleet.drained(change.replica, 0.0)
             queue.at(change.at_s, self._change, change)
+        joining = [change for change in changes if change.kind == "join"]
+        joining.sort(key=lambda change: change.at_s)
+        for change in reversed(joining):  # a fleet gives the index freed last to whoever joins first
+            self._leave_out(change.replica)
         self._report()
         for interval_s in sorted({r.metrics_every_s for r in routers if r.metrics_every_s}):
             self._measure(interval_s)
@@ -120,25 +122,40 @@ class SimulatedFleet:
     # --- what replicas tell, and what becomes of them ---------------------------------------------
 
     def _report(self) -> None:
-        now = self.queue.now
         for replica in range(len(self._row)):
-            if replica in self._absent:
-                continue
-            report = self._row.report(replica)
-            for router in self._routers:
-                fleet = router.fleet
-                if report is None:
-                    fleet.probe_failed(replica, now, refused=True)
-                    continue
-                fleet.probe_succeeded(replica, now)
-                if self._report_lag_s and now:
-                    late_s = now + self._report_lag_s
-                    self.queue.at(late_s, fleet.load_reported, replica, report, late_s)
-                else:
-                    fleet.load_reported(replica, report, now)
+            if replica not in self._absent:
+                self._probe(replica)
         self._send_held()
         if self._running:
-            self.queue.at(now + self._report_interval_s, self._report)
+            self.queue.at(self.queue.now + self._report_interval_s, self._report)
+
+    def _probe(self, replica: int) -> None:
+        now, report = self.queue.now, self._row.report(replica)
+        for router in self._routers:
+            fleet = router.fleet
+            if report is None:
+                fleet.probe_failed(replica, now, refused=True)
+                continue
+            fleet.probe_succeeded(replica, now)
+            if self._report_lag_s and now:
+                late_s = now + self._report_lag_s
+                self.queue.at(late_s, fleet.load_reported, replica, report, late_s)
+            else:
+                fleet.load_reported(replica, report, now)
+
+    def _leave_out(self, replica: int) -> None:
+        """Before the start: ``replica`` is not there yet."""
+        for router in self._routers:
+            self._absent[replica] = router.fleet.replicas[replica].spec
+            router.fleet.replica_removed(replica, 0.0)
+            router.fleet.forget_departed()
+
+    def _join(self, replica: int) -> None:
+        spec = self._absent.pop(replica)
+        for router in self._routers:
+            added = router.fleet.replica_added(spec)
+            assert added.index == replica, "routers and row name replicas alike"
+        self._probe(replica)
 
     def _measure(self, interval_s: float) -> None:
         reports = self._row.reports()
@@ -158,8 +175,9 @@ class SimulatedFleet:
                 lost = self._row.restart(replica)
                 if self._restarted is not None:
                     self._restarted(replica)
-            case "join" | "resume":
-                self._absent.discard(replica)
+            case "join":
+                self._join(replica)
+            case "resume":
                 for router in self._routers:
                     router.fleet.drained(replica, now, on=False)
             case "drain":

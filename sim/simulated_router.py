@@ -92,7 +92,8 @@ class SimulatedRouter:
     def measured(self, reports: list[LoadReport | None], now: float) -> None:
         """Metrics were read for the policy."""
         if self._watcher is not None:
-            self._watcher.measured(self.fleet.replicas, reports, now)
+            replicas = list(self.fleet.replicas)
+            self._watcher.measured(replicas, [reports[replica.index] for replica in replicas], now)
 
     def _over(self, flight: InFlight, now: float) -> None:
         if self._watcher is not None:

@@ -67,6 +67,22 @@ class BlockIndex:
         self.overflows = [0] * replicas
         """How often too much was told and all of it forgotten, by replica."""
 
+    def add_replica(self) -> None:
+        """Make room for one more replica, holding nothing; its index is the next."""
+        self._replicas += 1
+        self._all = (1 << self._replicas) - 1
+        for holders in (*self._tiers.values(), self._expected):
+            holders.add_replica()
+        for counts in (self.unknown_parents, self.unknown_removals, self.overflows):
+            counts.append(0)
+
+    def replica_gone(self, replica: int) -> None:
+        """Another replica may get this index: nothing is held, nothing was ever told."""
+        self.cleared(replica)
+        self._expected.clear(replica)
+        for counts in (self.unknown_parents, self.unknown_removals, self.overflows):
+            counts[replica] = 0
+
     # --- what replicas tell ---------------------------------------------------------------------
 
     def stored(

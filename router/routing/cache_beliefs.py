@@ -23,7 +23,7 @@ MIN_CREDIT_TOKENS = 512
 class CacheBeliefs:
     """Owned by the fleet, whose events change it."""
 
-    __slots__ = ("_bridge", "_use_index", "exact", "text", "token_ratio")
+    __slots__ = ("_bridge", "_slots", "_use_index", "exact", "text", "token_ratio")
 
     def __init__(
         self,
@@ -43,7 +43,30 @@ class CacheBeliefs:
         self.text = PrefixIndex(len(blocks), layout, int(capacity_tokens / tokens_per_unit))
         self.exact = ExactIndex(blocks, capacity_tokens, names_matter=exact)
         self._bridge = TextBridge(self.text, len(blocks))
+        self._slots = len(blocks)
         self._use_index = use_index
+
+    def replica_added(self, replica: int, blocks: BlockSettings, capacity_tokens: int) -> None:
+        """A replica joined under an index that was freed before, or the next."""
+        units = int(capacity_tokens / self.token_ratio.tokens_per_unit)
+        if replica == self._slots:
+            self._slots += 1
+            self.text.add_replica(units)
+            self._bridge.add_replica()
+            self.exact.add_slot()
+        else:
+            self.text.set_capacity(replica, units)
+        self.exact.replica_added(replica, blocks, capacity_tokens)
+
+    def replica_gone(self, replica: int) -> None:
+        """The replica is no longer there: forget all of it."""
+        self._bridge.cleared(replica)
+        self.exact.replica_gone(replica)
+
+    def capacity_assumed(self, replica: int, capacity_tokens: int) -> None:
+        """The replica is taken to hold so many tokens; it has not told."""
+        self.text.set_capacity(replica, int(capacity_tokens / self.token_ratio.tokens_per_unit))
+        self.exact.set_capacity(replica, capacity_tokens)
 
     def tokens_per_unit(self, prompt: Prompt) -> float:
         """How many tokens a unit of this prompt's length stands for."""

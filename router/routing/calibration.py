@@ -40,6 +40,10 @@ class FleetSpeed:
         """``cost`` follows the fleet from now on."""
         self._members.append(cost)
 
+    def leave(self, cost: "ReplicaCost") -> None:
+        """``cost`` follows no longer."""
+        self._members.remove(cost)
+
     def prefilled(self, busy_s: float, predicted_s: float) -> None:
         """Some replica was busy for ``busy_s`` with what the prior puts at ``predicted_s``."""
         self._busy_s = self._busy_s * FORGET_PER_OBSERVATION + busy_s

@@ -27,6 +27,10 @@ class CountedHolders:
         self._more_copies: dict[tuple[int, int], int] = {}
         self._bits: dict[int, int] = {}
 
+    def add_replica(self) -> None:
+        """Make room for one more replica, holding nothing."""
+        self.held.append(0)
+
     def add(self, replica: int, name: int) -> bool:
         """One copy more; True if it is the first."""
         bit = 1 << replica

@@ -87,16 +87,37 @@ class ExactIndex:
         max_blocks: int = MAX_BLOCKS,
     ) -> None:
         """``capacity_tokens``: what a replica is taken to hold until it says."""
-        self._sources = [BlockSource(one) for one in settings]
+        self._sources: dict[int, BlockSource] = {}
         self._names_matter = names_matter
-        self._told = BlockIndex(len(self._sources), max_blocks)
-        self._guessed = PrefixIndex(len(self._sources), UniformLayout(1), 1)
-        self._capacity_tokens = [capacity_tokens] * len(self._sources)
+        self._told = BlockIndex(0, max_blocks)
+        self._guessed = PrefixIndex(0, UniformLayout(1), 1)
+        self._capacity_tokens: dict[int, int] = {}
         self._masks: dict[BlockNaming, tuple[int, int]] = {}
         self.notices: deque[tuple[int, str]] = deque(maxlen=NOTICES_KEPT)
         """(replica, what the operator should know); whoever logs them takes them out."""
-        for replica in range(len(self._sources)):
-            self._bound_guesses(replica)
+        for replica, one in enumerate(settings):
+            self.add_slot()
+            self.replica_added(replica, one, capacity_tokens)
+
+    # --- who there is ---------------------------------------------------------------------------
+
+    def add_slot(self) -> None:
+        """Make room for an index more than there ever were."""
+        self._told.add_replica()
+        self._guessed.add_replica(1)
+
+    def replica_added(self, replica: int, settings: BlockSettings, capacity_tokens: int) -> None:
+        """A replica joined; nothing is known of its cache."""
+        self._sources[replica] = BlockSource(settings)
+        self._capacity_tokens[replica] = capacity_tokens
+        self._bound_guesses(replica)
+        self._sort()
+
+    def replica_gone(self, replica: int) -> None:
+        """Forget the replica: nobody needs its namings, nobody matches it. O(what it held)."""
+        del self._sources[replica], self._capacity_tokens[replica]
+        self._told.replica_gone(replica)
+        self._guessed.clear(replica)
         self._sort()
 
     # --- questions ------------------------------------------------------------------------------
@@ -256,7 +277,7 @@ class ExactIndex:
     def _sort(self) -> None:
         """By naming: the replicas whose events count and those whose cache is guessed, as bits."""
         masks: dict[BlockNaming, tuple[int, int]] = {}
-        for replica, source in enumerate(self._sources):
+        for replica, source in self._sources.items():
             telling, guessing = masks.get(source.naming, (0, 0))
             bit = 1 << replica
             masks[source.naming] = (telling | bit, guessing) if source.telling else (telling, guessing | bit)
@@ -266,7 +287,7 @@ class ExactIndex:
         """Raise ``AssertionError`` if any part disagrees with itself. O(everything)."""
         self._told.check_invariants()
         self._guessed.check_invariants()
-        for replica, source in enumerate(self._sources):
+        for replica, source in self._sources.items():
             telling, guessing = self._masks[source.naming]
             assert bool(telling >> replica & 1) == source.telling
             assert bool(guessing >> replica & 1) != source.telling

@@ -1,7 +1,8 @@
 """The fleet: every replica's state, and the past-tense events that change it.
 
 The proxy and the simulator raise the same events: ``sent``, ``first_token``, ``finished``, ``failed``,
-``cancelled``, ``load_reported``, ``blocks_stored`` and the other KV events, the probes' and the operator's.
+``cancelled``, ``load_reported``, ``blocks_stored`` and the other KV events, the probes' and the operator's,
+``replica_added`` and ``replica_removed`` among these.
 Between reading and changing there is no ``await``, so nothing here needs a lock. Time comes in as ``now``
 (seconds, any monotonic clock).
 """
@@ -69,10 +70,9 @@ class Fleet:
         self.policy = policy
         self.settings = settings
         self.speed = FleetSpeed()
-        self.replicas: list[ReplicaState] = [
-            ReplicaState(index, spec, Health(settings.health), ReplicaCost(self.speed))
-            for index, spec in enumerate(replicas)
-        ]
+        self.replicas = Roster()
+        for spec in replicas:
+            self._join(spec, HealthState.HEALTHY)  # with no other to ask instead, they are believed
         self.caches = CacheBeliefs(
             [replica.spec.blocks for replica in self.replicas],
             layout=layout,
@@ -83,7 +83,6 @@ class Fleet:
         )
         self.index, self.token_ratio = self.caches.text, self.caches.token_ratio
         self._learn_ratio = layout is TEXT_LAYOUT
-        self._roster = Roster(self.replicas)
         self._shortlist = Shortlist(self.replicas, rng or random.Random(0))
         self.traffic = Traffic(settings.slo_ttft_s, settings.slo_tpot_s, settings.expected_output_tokens)
         self._mean_utilization = 0.0
@@ -103,7 +102,7 @@ class Fleet:
         self, prompt: Prompt, now: float, *, tried: Collection[int] = (), session: str | None = None
     ) -> Decision:
         """Where ``prompt`` goes. Changes nothing but the arrival rate; raises ``NoReplica``."""
-        found = self._roster.candidates(prompt.model, tried)
+        found = self.replicas.candidates(prompt.model, tried)
         self._expect_first_tokens(now)
         levels = self.caches.levels(prompt)
         request = self._request(prompt, now, session, levels)
@@ -122,7 +121,7 @@ class Fleet:
         self, prompt: Prompt, now: float, *, session: str | None = None
     ) -> tuple[Decision, list[Assessment], RoutingRequest]:
         """The decision, what every candidate would cost, and the figures behind the prices."""
-        candidates = self._roster.candidates(prompt.model, ()).replicas
+        candidates = self.replicas.candidates(prompt.model, ()).replicas
         self._expect_first_tokens(now)
         request = self._request(prompt, now, session, self.caches.levels(prompt))
         assessments = self.policy.assess(request, candidates)
@@ -135,7 +134,7 @@ class Fleet:
         self, prompt: Prompt, now: float, session: str | None, levels: list[tuple[int, int]]
     ) -> RoutingRequest:
         ratio = self.caches.tokens_per_unit(prompt)
-        count = len(self.replicas)
+        count = self.replicas.slots
         matched: Sequence[int]
         if count > PRICE_ALL_UP_TO:
             matched = MatchedTokens(levels, count)
@@ -153,19 +152,20 @@ class Fleet:
             session,
             prompt,
             ratio,
-            self.traffic.arrivals_per_s(now) / count,
+            self.traffic.arrivals_per_s(now) / (len(self.replicas.serving) or 1),
             self._utilization(now),
             self.traffic.decode_price,
             self._expected_output(prompt),
         )
 
     def _utilization(self, now: float) -> float:
-        """Mean share of the last minute that prefill fills; counted again every quarter of a second."""
+        """Mean share of the last minute that prefill fills on replicas that get work; counted again every
+        quarter of a second.
+        """
         if now - self._mean_utilization_at > UTILIZATION_REFRESH_S:
             self._mean_utilization_at = now
-            self._mean_utilization = sum(r.ledger.utilization(now) for r in self.replicas) / len(
-                self.replicas
-            )
+            serving = self.replicas.serving
+            self._mean_utilization = sum(r.ledger.utilization(now) for r in serving) / (len(serving) or 1)
         return self._mean_utilization
 
     @staticmethod
@@ -379,7 +379,7 @@ class Fleet:
 
     def _request_succeeded(self, replica: ReplicaState) -> None:
         if replica.health.state is not HealthState.HEALTHY:
-            self._roster.changed()
+            self.replicas.changed()
         replica.health.request_succeeded()
 
     def failed(self, flight: InFlight, now: float, failure: Failure) -> None:
@@ -406,8 +406,8 @@ class Fleet:
             self._send_held(flight.replica, now)
 
     def _health_changed(self, replica: ReplicaState, now: float) -> None:
-        self._roster.changed()
-        if replica.draining or replica.health.state is HealthState.EJECTED:
+        self.replicas.changed()
+        if not replica.serving:
             self._rehome(replica, now)
         else:
             self._send_held(replica, now)
@@ -463,13 +463,13 @@ class Fleet:
         before = state.health.state
         state.health.probe_succeeded(now)
         if state.health.state is not before:
-            self._roster.changed()
+            self.replicas.changed()
 
     def models_reported(self, replica: int, models: frozenset[str]) -> None:
         """The names of the models the replica serves."""
         if self.replicas[replica].models != models:
             self.replicas[replica].models = models
-            self._roster.changed()
+            self.replicas.changed()
 
     def probe_failed(self, replica: int, now: float, *, refused: bool = False) -> None:
         """The replica did not answer its probe; ``refused``: nobody listens there."""
@@ -486,6 +486,61 @@ class Fleet:
         """The operator takes the replica out of new work (``on``) or gives it back."""
         self.replicas[replica].draining = on
         self._health_changed(self.replicas[replica], now)
+
+    # --- who there is, and by what rule ---------------------------------------------------------
+
+    def replica_added(self, spec: ReplicaSpec) -> ReplicaState:
+        """A replica joined the fleet: it gets work once a probe has found it well."""
+        replica = self._join(spec, HealthState.UNKNOWN)
+        self.caches.replica_added(replica.index, spec.blocks, self.settings.default_capacity_tokens)
+        self._shortlist.became_idle(replica.index)
+        return replica
+
+    def _join(self, spec: ReplicaSpec, health: HealthState) -> ReplicaState:
+        index = self.replicas.next_index
+        replica = ReplicaState(index, spec, Health(self.settings.health, health), ReplicaCost(self.speed))
+        self.replicas.joined(replica)
+        return replica
+
+    def replica_removed(self, replica: int, now: float) -> None:
+        """The operator took the replica out of the fleet: no new work, what runs there may finish.
+
+        Then ``forget_departed`` lets go of it.
+        """
+        state = self.replicas[replica]
+        state.leaving = True
+        self._health_changed(state, now)
+
+    def forget_departed(self) -> list[ReplicaState]:
+        """Forget the removed replicas that have nothing in flight any more, and return them.
+
+        All that was known of them is gone, and their indexes are free. Cost: O(what they held).
+        """
+        departed = [replica for replica in self.replicas if replica.leaving and not replica.in_flight]
+        for replica in departed:
+            self.replicas.gone(replica)
+            self.caches.replica_gone(replica.index)
+            self.speed.leave(replica.cost)
+            self._shortlist.became_busy(replica.index)
+        return departed
+
+    def replica_respecified(self, replica: int, spec: ReplicaSpec) -> None:
+        """The operator changed what is said of the replica; it is the same server with the same blocks."""
+        self.replicas[replica].respecified(spec)
+        self.replicas.changed()
+
+    def reconfigured(self, policy: Policy, settings: FleetSettings) -> None:
+        """Another policy or other settings, for decisions from now on. ``exact`` stays as it is.
+
+        Requests that are held go out as those before them get their first token.
+        """
+        assert settings.exact == self.settings.exact, "how prompts are read is fixed at the start"
+        self.policy, self.settings = policy, settings
+        self.traffic.slo_changed(settings.slo_ttft_s, settings.slo_tpot_s)
+        for replica in self.replicas:
+            replica.health.settings = settings.health
+            if replica.kv_tokens is None:
+                self.caches.capacity_assumed(replica.index, settings.default_capacity_tokens)
 
     @property
     def ready(self) -> bool:

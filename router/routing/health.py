@@ -1,5 +1,6 @@
 """Whether a replica may be used: one table of transitions from what probes and traffic saw.
 
+``unknown``   joined lately and not probed yet; not used.
 ``healthy``   used.
 ``suspect``   failed lately, not often enough to be ejected; used.
 ``ejected``   not used until its back-off ends and a probe succeeds; dead on start-up counts as this.
@@ -14,6 +15,7 @@ from enum import StrEnum
 class HealthState(StrEnum):
     """How far a replica is trusted."""
 
+    UNKNOWN = "unknown"
     HEALTHY = "healthy"
     SUSPECT = "suspect"
     EJECTED = "ejected"
@@ -49,10 +51,10 @@ class Health:
     <HealthState.HEALTHY: 'healthy'>
     """
 
-    __slots__ = ("_ejected_until", "_ejections", "_failures", "_probe_failures", "_settings", "state")
+    __slots__ = ("_ejected_until", "_ejections", "_failures", "_probe_failures", "settings", "state")
 
     def __init__(self, settings: HealthSettings, state: HealthState = HealthState.HEALTHY) -> None:
-        self._settings = settings
+        self.settings = settings
         self.state = state
         self._failures = 0
         self._probe_failures = 0
@@ -70,7 +72,8 @@ class Health:
     def request_failed(self, now: float) -> None:
         """A request failed by the replica's fault: 5xx, broken transfer, no first byte in time."""
         self._failures += 1
-        if self.state is HealthState.PROBATION or self._failures >= self._settings.failures_to_eject:
+        untried = self.state in (HealthState.PROBATION, HealthState.UNKNOWN)
+        if untried or self._failures >= self.settings.failures_to_eject:
             self._eject(now)
         elif self.state is HealthState.HEALTHY:
             self.state = HealthState.SUSPECT
@@ -86,15 +89,17 @@ class Health:
         if self.state is HealthState.EJECTED and now >= self._ejected_until:
             self.state = HealthState.PROBATION
             self._failures = 0
+        elif self.state is HealthState.UNKNOWN:
+            self.state = HealthState.HEALTHY
 
     def probe_failed(self, now: float) -> None:
         """The replica did not answer its probe as a healthy one does."""
         self._probe_failures += 1
-        if self._probe_failures >= self._settings.probe_failures_to_eject:
+        if self.state is HealthState.UNKNOWN or self._probe_failures >= self.settings.probe_failures_to_eject:
             self._eject(now)
 
     def _eject(self, now: float) -> None:
-        settings = self._settings
+        settings = self.settings
         if self.state is not HealthState.EJECTED:
             self._ejections += 1
         self.state = HealthState.EJECTED

@@ -36,6 +36,7 @@ class ReplicaState:
         "index",
         "kv_tokens",
         "last_report",
+        "leaving",
         "ledger",
         "models",
         "name",
@@ -48,17 +49,18 @@ class ReplicaState:
 
     def __init__(self, index: int, spec: ReplicaSpec, health: Health, cost: ReplicaCost) -> None:
         self.index = index
-        self.spec = spec
         self.name = spec.name
-        self.weight = spec.weight
         self.ledger = Ledger(cost)
         self.held = HoldQueue()
         self.health = health
         self.cost = cost
         self.credit = Credit()
         self.draining = False
-        self.models: frozenset[str] | None = frozenset({spec.model}) if spec.model else None
+        self.leaving = False
+        """Taken out of the config: forgotten once nothing is in flight there."""
+        self.models: frozenset[str] | None
         """Models it serves; ``None`` until it told."""
+        self.respecified(spec)
         self.last_report: LoadReport | None = None
         self.kv_tokens: int | None = None
         self.room_price_s = 0.0
@@ -73,13 +75,24 @@ class ReplicaState:
     @property
     def usable(self) -> bool:
         """May take new work."""
-        if self.draining or self.health.state is HealthState.EJECTED:
+        return self.serving and (self.health.state is not HealthState.PROBATION or self.in_flight == 0)
+
+    @property
+    def serving(self) -> bool:
+        """Gets work, if not always as much as the others: neither on its way out nor ejected nor unknown."""
+        if self.draining or self.leaving:
             return False
-        return self.health.state is not HealthState.PROBATION or self.in_flight == 0
+        return self.health.state not in (HealthState.EJECTED, HealthState.UNKNOWN)
 
     def serves(self, model: str) -> bool:
         """Serves ``model``, or has not told what it serves."""
         return self.models is None or model in self.models
+
+    def respecified(self, spec: ReplicaSpec) -> None:
+        """The operator's word on it."""
+        self.spec = spec
+        self.weight = spec.weight
+        self.models = frozenset({spec.model}) if spec.model else None
 
     def reported(self, report: LoadReport) -> None:
         """Its own gauges. KV room costs nothing up to 80% in use, rising to one second when full."""

@@ -1,6 +1,6 @@
-"""Which replicas may take a request: usable, serving its model, not tried yet."""
+"""Which replicas there are, and which may take a request: usable, serving its model, not tried yet."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from router.routing.decision import NoReplica
 from router.routing.health import HealthState
@@ -21,18 +21,76 @@ class Candidates:
         """Every replica is ejected: the probes may be wrong, and trying beats refusing."""
 
 
-class Roster:
-    """Remembers the answer per model until ``changed`` is called: health, models or draining changed."""
+class Roster(Collection[ReplicaState]):
+    """The replicas, each under an index that it keeps. Iteration is by index, over those that leave, too.
 
-    __slots__ = ("_by_model", "_replicas")
+    Who may take a request is remembered per model until ``changed`` is called. An index that is free again
+    is given to the next replica that joins, the one freed last first, so indexes stay small.
+    """
 
-    def __init__(self, replicas: Sequence[ReplicaState]) -> None:
-        self._replicas = replicas
+    __slots__ = ("_by_model", "_free", "_serving", "by_index", "slots")
+
+    def __init__(self) -> None:
+        self.by_index: dict[int, ReplicaState] = {}
+        self.slots = 0
+        """Indexes ever given; every index is below."""
+        self._free: list[int] = []
         self._by_model: dict[str | None, Candidates] = {}
+        self._serving: Sequence[ReplicaState] | None = None
+
+    def __getitem__(self, index: int) -> ReplicaState:
+        """The replica with ``index``. Raises ``KeyError``."""
+        return self.by_index[index]
+
+    def __iter__(self) -> Iterator[ReplicaState]:
+        return iter(self.by_index.values())
+
+    def __len__(self) -> int:
+        return len(self.by_index)
+
+    def __contains__(self, replica: object) -> bool:
+        return isinstance(replica, ReplicaState) and self.by_index.get(replica.index) is replica
+
+    # --- who there is ---------------------------------------------------------------------------
+
+    @property
+    def next_index(self) -> int:
+        """The index of the next replica that joins."""
+        return self._free[-1] if self._free else self.slots
+
+    def joined(self, replica: ReplicaState) -> None:
+        """One more replica, made with ``next_index``."""
+        assert replica.index == self.next_index, "an index of its own"
+        members = self.by_index
+        members[replica.index] = replica
+        if self._free:
+            self._free.pop()
+            ordered = sorted(members.items())
+            members.clear()
+            members.update(ordered)
+        else:
+            self.slots += 1
+        self.changed()
+
+    def gone(self, replica: ReplicaState) -> None:
+        """The replica is no longer there; its index is free."""
+        del self.by_index[replica.index]
+        self._free.append(replica.index)
+        self.changed()
 
     def changed(self) -> None:
         """Some replica's health, models or draining changed."""
         self._by_model.clear()
+        self._serving = None
+
+    # --- who may take a request -----------------------------------------------------------------
+
+    @property
+    def serving(self) -> Sequence[ReplicaState]:
+        """Those among whom the traffic is shared: not drained, not leaving, not ejected, not unknown."""
+        if self._serving is None:
+            self._serving = [replica for replica in self if replica.serving]
+        return self._serving
 
     def candidates(self, model: str | None, tried: Collection[int]) -> Candidates:
         """Who may take a request for ``model``.
@@ -43,10 +101,10 @@ class Roster:
             known = self._by_model.get(model)
             if known is not None:
                 return known
-        usable = [replica for replica in self._replicas if replica.usable and replica.index not in tried]
+        usable = [replica for replica in self if replica.usable and replica.index not in tried]
         if model is not None:
             fit = [replica for replica in usable if replica.serves(model)]
-            if not fit and usable and not tried and not any(r.serves(model) for r in self._replicas):
+            if not fit and usable and not tried and not any(r.serves(model) for r in self):
                 raise NoReplica("unknown_model", f"no replica serves the model {model!r}")
             usable = fit
         if usable:
@@ -55,13 +113,13 @@ class Roster:
                 self._remember(model, found)
             return found
         if not tried:
-            panic = [r for r in self._replicas if not r.draining and (model is None or r.serves(model))]
+            panic = [r for r in self if not (r.draining or r.leaving) and (model is None or r.serves(model))]
             if panic:
                 return Candidates(panic, panic=True)
         raise NoReplica("none_usable", "no replica can take the request")
 
     def _remember(self, model: str | None, found: Candidates) -> None:
-        if any(replica.health.state is HealthState.PROBATION for replica in self._replicas):
+        if any(replica.health.state is HealthState.PROBATION for replica in self):
             return  # usable or not from one request to the next
         if len(self._by_model) >= MODELS_REMEMBERED:
             self._by_model.clear()

@@ -9,6 +9,7 @@ import random
 from collections.abc import Sequence
 
 from router.routing.replica_state import ReplicaState
+from router.routing.roster import Roster
 
 PRICE_ALL_UP_TO = 32
 WARMEST = 12
@@ -24,14 +25,14 @@ class Shortlist:
 
     __slots__ = ("_idle", "_place", "_replicas", "_rng")
 
-    def __init__(self, replicas: Sequence[ReplicaState], rng: random.Random) -> None:
-        self._replicas = replicas
+    def __init__(self, replicas: Roster, rng: random.Random) -> None:
+        self._replicas = replicas.by_index
         self._rng = rng
         self._idle = [replica.index for replica in replicas]
         self._place: dict[int, int] = {index: place for place, index in enumerate(self._idle)}
 
     def became_busy(self, replica: int) -> None:
-        """Its prefill queue is no longer empty. O(1)."""
+        """Its prefill queue is no longer empty, or it is gone. O(1)."""
         place = self._place.pop(replica, None)
         if place is not None:
             last = self._idle.pop()
@@ -40,7 +41,7 @@ class Shortlist:
                 self._place[last] = place
 
     def became_idle(self, replica: int) -> None:
-        """Its prefill queue is empty. O(1)."""
+        """Its prefill queue is empty, or it is new. O(1)."""
         if replica not in self._place:
             self._place[replica] = len(self._idle)
             self._idle.append(replica)

@@ -43,6 +43,11 @@ class TextBridge:
         self._full = [0] * replicas  # most blocks it ever held
         self._owed = [0.0] * replicas  # units to be forgotten; negative: forgotten in advance
 
+    def add_replica(self) -> None:
+        """Make room for one more replica."""
+        self._full.append(0)
+        self._owed.append(0.0)
+
     def removed(self, replica: int, blocks: int, held_before: int) -> None:
         """``blocks`` of the ``held_before`` that the replica held on its device are gone."""
         if blocks <= 0:

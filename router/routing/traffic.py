@@ -37,6 +37,11 @@ class Traffic:
         self.output_tokens = expected_output_tokens
         """Mean reply length."""
 
+    def slo_changed(self, slo_ttft_s: float, slo_tpot_s: float) -> None:
+        """The operator promises something else; what was seen of the traffic stays."""
+        self._allowed_ttft_s += slo_ttft_s - self._slo_ttft_s
+        self._slo_ttft_s, self._slo_tpot_s = slo_ttft_s, slo_tpot_s
+
     def arrived(self, now: float, cold_prefill_s: float) -> None:
         """A request came in; ``cold_prefill_s`` is what its prompt takes with nothing cached."""
         elapsed = now - self._arrivals_at

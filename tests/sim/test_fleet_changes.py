@@ -119,3 +119,17 @@ def test_changes_of_replicas_that_are_not_there() -> None:
     settings = SimulationSettings(changes=(FleetChange(1.0, "fail", 2),))
     with pytest.raises(ValueError, match="change of replica 2: there are 2, counted from 0"):
         simulate(trace, ["random"], replicas=2, settings=settings)
+
+
+def test_replicas_join_in_any_order_and_only_once() -> None:
+    changes = (FleetChange(40.0, "join", 3), FleetChange(60.0, "join", 1), FleetChange(60.0, "join", 0))
+    made = outcomes(SimulationSettings(changes=changes))
+    for change in changes:
+        assert sent_to(made, change.replica, 0.0, change.at_s) == 0
+        assert sent_to(made, change.replica, change.at_s, change.at_s + 10.0) > 3
+    twice = SimulationSettings(changes=(*changes, FleetChange(80.0, "join", 1)))
+    early = SimulationSettings(changes=(*changes, FleetChange(20.0, "drain", 3)))
+    trace = open_trace("mooncake", requests=5)
+    for settings, says in ((twice, "joins twice"), (early, "drain of replica 3 before it joins")):
+        with pytest.raises(ValueError, match=says):
+            simulate(trace, ["random"], replicas=4, settings=settings)
