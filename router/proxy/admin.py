@@ -1,4 +1,4 @@
-"""The admin port: metrics, fleet state, explain, drain, reload. Loopback unless configured otherwise."""
+"""The admin port: metrics, fleet, config, explain, drain, reload. Loopback unless configured otherwise."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -36,7 +36,8 @@ class Admin:
     ) -> None:
         self._prompt_reader = prompt_reader
         self._fleet = fleet
-        self._config = config
+        self.config = config
+        """The one in force."""
         self._counters = counters
         self._reload = reload
         self._clock = clock
@@ -48,6 +49,7 @@ class Admin:
         app = web.Application(client_max_size=BODY_BYTES, middlewares=[_errors_as_json])
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/fleet", self._fleet_state)
+        app.router.add_get("/config", self._effective_config)
         app.router.add_get("/health", self._health)
         app.router.add_post("/explain", self._explain)
         app.router.add_post("/drain/{replica}", self._drain)
@@ -55,7 +57,7 @@ class Admin:
         app.router.add_post("/reload", self._reloaded)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        listen = self._config.admin
+        listen = self.config.admin
         site: web.BaseSite
         if listen.startswith("unix:"):
             site = web.UnixSite(self._runner, listen.removeprefix("unix:"))
@@ -84,6 +86,9 @@ class Admin:
 
     async def _fleet_state(self, request: web.Request) -> web.Response:
         return _json(fleet_state(self._fleet, self._counters, self._clock()))
+
+    async def _effective_config(self, request: web.Request) -> web.Response:
+        return _json(self.config.model_dump(mode="json"))  # secrets are masked by their type
 
     async def _explain(self, request: web.Request) -> web.Response:
         body = await request.read()

@@ -137,7 +137,7 @@ class Router:
                 raise ConfigError(f"{field} cannot be changed while the router runs; restart it")
         self.fleet.policy = make_policy(config, random.Random(config.seed))
         self.data_plane.apply(config)
-        self.config = config
+        self.config = self.admin.config = config
         log.info("config reloaded: policy %s", config.policy.kind)
         return config
 

@@ -12,6 +12,7 @@ from router.routing.in_flight import Usage
 
 TAIL_BYTES = 4096
 MAX_LINE_BYTES = 1024 * 1024
+MAX_DATA_LINES = 1024
 MAX_JSON_BYTES = 1024 * 1024
 
 _DELTA_FIELDS = (
@@ -31,7 +32,7 @@ class StreamWatch:
     Whoever reads the payload appends it to ``pieces`` and then says that it ``grew``.
     """
 
-    __slots__ = ("_bytes", "_line", "_looked", "first_token", "pieces")
+    __slots__ = ("_bytes", "_event", "_line", "_looked", "first_token", "pieces")
 
     def __init__(self) -> None:
         self.first_token = False
@@ -43,6 +44,8 @@ class StreamWatch:
         """Pieces that were searched for a first token."""
         self._line = b""
         """The beginning of a line whose end has not come yet."""
+        self._event: list[bytes] = []
+        """The data lines so far of an event whose end, an empty line, has not come yet."""
 
     def grew(self, count: int) -> None:
         """``pieces`` grew by ``count`` bytes, or a little less."""
@@ -64,14 +67,18 @@ class StreamWatch:
             end = text.find(b"\n", start)
             if end < 0:
                 self._line = text[start:]
-                # So long a line is content, whatever it says.
-                self.first_token = len(self._line) > MAX_LINE_BYTES
+                # So long an event is content, whatever it says.
+                self.first_token = len(self._line) > MAX_LINE_BYTES or len(self._event) > MAX_DATA_LINES
                 break
-            if text.startswith(b"data:", start) and has_content(text[start + 5 : end]):
-                self.first_token = True
+            if text.startswith(b"data:", start):
+                self._event.append(text[start + 5 : end])
+            elif end - start < 2 and self._event:
+                self.first_token = has_content(b"".join(self._event))
+                self._event.clear()
             start = end + 1
         if self.first_token:
             self._line = b""
+            self._event.clear()
 
     @property
     def tail(self) -> bytes:
@@ -96,7 +103,7 @@ class StreamWatch:
 
     def usage(self) -> Usage | None:
         """What the last event with a usage says."""
-        return usage_at_end(self.tail)
+        return usage_at_end(self.tail.replace(b"\ndata:", b"\n"))  # its JSON may be cut into data lines
 
 
 class JsonWatch:

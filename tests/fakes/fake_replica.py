@@ -188,6 +188,18 @@ def openai_plan(request: SeenRequest) -> Plan:
     return [Send(sized(completion()))]
 
 
+PROBED = frozenset({b"/health", b"/v1/models", b"/metrics"})
+
+
+def healthy(probe: SeenRequest) -> Plan:
+    """What the router's probes are answered by a healthy replica that serves the model ``m``."""
+    if probe.target == b"/v1/models":
+        return [
+            Send(sized(json.dumps({"object": "list", "data": [{"id": "m", "object": "model"}]}).encode()))
+        ]
+    return [Send(sized(b""))]
+
+
 @dataclass
 class FakeReplica:
     """A replica that misbehaves on demand."""
@@ -195,6 +207,10 @@ class FakeReplica:
     default: Callable[[SeenRequest], Plan] | Plan = openai_plan
     plans: deque[Plan] = field(default_factory=deque)
     requests: list[SeenRequest] = field(default_factory=list)
+    """What came in, but for probes."""
+    probe: Callable[[SeenRequest], Plan] | Plan = healthy
+    """How a GET of one of ``PROBED`` is answered, whatever ``plans`` has."""
+    probes: list[SeenRequest] = field(default_factory=list)
     connections: int = 0
     """Ever accepted."""
     open_connections: int = 0
@@ -219,7 +235,13 @@ class FakeReplica:
     async def start(self) -> None:
         """Listen; on the port it had, after a ``kill``."""
         self._server = await asyncio.start_server(
-            self._accept, "127.0.0.1", self.port, limit=1 << 26, reuse_address=True, ssl=self.tls
+            self._accept,
+            "127.0.0.1",
+            self.port,
+            limit=1 << 26,
+            backlog=4096,
+            reuse_address=True,
+            ssl=self.tls,
         )
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -256,13 +278,23 @@ class FakeReplica:
                 request = await _read_request(reader)
                 if request is None:
                     return
+                if request.method == b"GET" and request.target in PROBED:
+                    self.probes.append(request)
+                    plan = self.probe(request) if callable(self.probe) else self.probe
+                    if not await self._follow(plan, reader, writer):
+                        return
+                    continue
                 self.requests.append(request)
                 if self.plans:
                     plan = self.plans.popleft()
                 else:
                     plan = self.default(request) if callable(self.default) else self.default
-                if not await self._follow(plan, reader, writer) or self.close_idle:
-                    return
+                self.answering += 1
+                try:
+                    if not await self._follow(plan, reader, writer) or self.close_idle:
+                        return
+                finally:
+                    self.answering -= 1
         except (*_GONE, asyncio.IncompleteReadError):
             pass
         finally:
@@ -272,7 +304,6 @@ class FakeReplica:
 
     async def _follow(self, plan: Plan, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer by ``plan``; False when the connection is over."""
-        self.answering += 1
         loop = asyncio.get_running_loop()
         router_left = loop.create_task(reader.read(1))
         steps = loop.create_task(self._steps(plan, writer))
@@ -283,7 +314,6 @@ class FakeReplica:
                 return False
             return steps.result()
         finally:
-            self.answering -= 1
             for task in (router_left, steps):
                 task.cancel()
             await asyncio.gather(router_left, steps, return_exceptions=True)

@@ -52,9 +52,9 @@ class Rig:
         """The first."""
         return self.replicas[0]
 
-    async def client(self) -> RawClient:
+    async def client(self, *, read_ahead: int = 1 << 26) -> RawClient:
         """A new connection to the router."""
-        client = await RawClient.connect(self.plane.address)
+        client = await RawClient.connect(self.plane.address, read_ahead=read_ahead)
         self.clients.append(client)
         return client
 

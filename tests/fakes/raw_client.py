@@ -50,12 +50,13 @@ class RawClient:
         self.writer = writer
 
     @classmethod
-    async def connect(cls, address: str) -> "RawClient":
-        """Connect to HOST:PORT or unix:/path."""
+    async def connect(cls, address: str, *, read_ahead: int = 1 << 26) -> "RawClient":
+        """Connect to HOST:PORT or unix:/path. ``read_ahead``: bytes taken before anybody asks for them."""
         if address.startswith("unix:"):
-            return cls(*await asyncio.open_unix_connection(address.removeprefix("unix:"), limit=1 << 26))
+            path = address.removeprefix("unix:")
+            return cls(*await asyncio.open_unix_connection(path, limit=read_ahead))
         host, _, port = address.rpartition(":")
-        return cls(*await asyncio.open_connection(host, int(port), limit=1 << 26))
+        return cls(*await asyncio.open_connection(host, int(port), limit=read_ahead))
 
     async def send(self, data: bytes) -> None:
         """Write."""

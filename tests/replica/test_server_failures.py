@@ -20,7 +20,9 @@ LONG = {"prompt": "Hello", "max_tokens": 3000, "temperature": 0, "ignore_eos": T
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-def test_a_client_that_leaves_frees_its_sequence(streaming: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_B052_a_client_that_leaves_frees_its_sequence(
+    streaming: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     async def run() -> None:
         async with replica() as running:
             body = json.dumps(LONG | {"stream": streaming}).encode()
@@ -50,7 +52,7 @@ def test_a_client_that_leaves_frees_its_sequence(streaming: bool, caplog: pytest
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_a_client_that_leaves_while_it_waits_is_forgotten() -> None:
+def test_B052_a_client_that_leaves_while_it_waits_is_forgotten() -> None:
     async def run() -> None:
         async with replica(max_running=1, max_batched_tokens=16) as running:
             url = running.url + "/v1/completions"
@@ -67,6 +69,38 @@ def test_a_client_that_leaves_while_it_waits_is_forgotten() -> None:
             second.cancel()
             await until(none_waits)
             assert (await first)[1]["usage"]["completion_tokens"] == 400
+
+    asyncio.run(run())
+
+
+def test_B052_many_departures_at_once_change_nobody_elses_answer() -> None:
+    """While they wait, in prefill and in decode, of one and of two choices, streamed or not."""
+
+    async def run() -> None:
+        async with replica(max_running=8) as running:
+            url = running.url + "/v1/completions"
+            kept = LONG | {"max_tokens": 60}
+            expected = (await post(url, kept))[1]["choices"][0]["text"]
+            staying = asyncio.create_task(post(url, kept))
+            leaving = [
+                asyncio.create_task(
+                    post(url, LONG | {"prompt": f"Go {turn}", "n": 1 + turn % 2, "stream": turn % 3 == 0})
+                )
+                for turn in range(40)
+            ]
+
+            async def busy() -> bool:
+                return await gauge(running.url, "vllm:num_requests_running") == 8.0
+
+            async def idle() -> bool:
+                names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+                return [await gauge(running.url, name) for name in names] == [0.0, 0.0, 0.0]
+
+            await until(busy)
+            for task in leaving:
+                task.cancel()
+            assert (await staying)[1]["choices"][0]["text"] == expected
+            await until(idle)
 
     asyncio.run(run())
 

@@ -58,7 +58,7 @@ def _check_not_clean(rig: Rig, answer: RawAnswer) -> None:
 
 
 @pytest.mark.parametrize("name", list(BETWEEN_EVENTS))
-def test_b001_b060_broken_between_events(name: str) -> None:
+def test_B001_B060_broken_between_events(name: str) -> None:
     """The client gets what came, an error event that SDKs raise, and a broken transfer."""
 
     async def scenario(rig: Rig) -> None:
@@ -77,7 +77,7 @@ def test_b001_b060_broken_between_events(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(INSIDE))
-def test_b001_broken_inside_an_event(name: str) -> None:
+def test_B001_broken_inside_an_event(name: str) -> None:
     """An event that was cut cannot be taken back: nothing is added, the transfer breaks."""
 
     async def scenario(rig: Rig) -> None:
@@ -133,7 +133,7 @@ def test_broken_inside_a_chunk_size_adds_no_byte() -> None:
         CHUNKED_JSON + chunk(completion())[:50],
     ],
 )
-def test_b001_a_json_answer_that_is_short(sent: bytes, close: Any) -> None:
+def test_B001_a_json_answer_that_is_short(sent: bytes, close: Any) -> None:
     async def scenario(rig: Rig) -> None:
         rig.replica.plans.append([Send(sent), close])
         answer = await rig.ask(CHAT)
@@ -251,7 +251,7 @@ def test_bytes_nobody_asked_for_close_an_idle_connection() -> None:
 
 
 @pytest.mark.parametrize("with_delay", [False, True])
-def test_b098_the_openai_sdk_raises_on_the_error_event(with_delay: bool) -> None:
+def test_B098_the_openai_sdk_raises_on_the_error_event(with_delay: bool) -> None:
     openai = pytest.importorskip("openai")
 
     async def scenario(rig: Rig) -> None:

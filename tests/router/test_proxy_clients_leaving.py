@@ -41,7 +41,7 @@ LEAVE = {"fin": _fin, "rst": _rst, "half": _half}
 
 @pytest.mark.parametrize("how", list(LEAVE))
 @pytest.mark.parametrize("body", [CHAT, CHAT_STREAM])
-def test_b033_left_before_the_first_byte(how: str, body: dict[str, Any]) -> None:
+def test_B033_left_before_the_first_byte(how: str, body: dict[str, Any]) -> None:
     async def scenario(rig: Rig) -> None:
         rig.replica.default = [Hang()]
         client = await rig.client()
@@ -59,7 +59,7 @@ def test_b033_left_before_the_first_byte(how: str, body: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("how", list(LEAVE))
-def test_b141_left_in_the_stream(how: str) -> None:
+def test_B141_left_in_the_stream(how: str) -> None:
     async def scenario(rig: Rig) -> None:
         rig.replica.default = [Send(STREAM_HEAD + chunk(delta("a"))), Hang()]
         client = await rig.client()
@@ -165,7 +165,7 @@ def test_left_with_more_waiting_than_is_read_ahead() -> None:
     with_rig(scenario, timeouts={"client_stall_s": 0.5})
 
 
-def test_b014_nothing_leaks_over_many_departures() -> None:
+def test_B014_nothing_leaks_over_many_departures() -> None:
     async def scenario(rig: Rig) -> None:
         chance = random.Random(7)
 
@@ -198,7 +198,7 @@ def test_b014_nothing_leaks_over_many_departures() -> None:
     with_rig(scenario, replicas=2)
 
 
-def test_b147_departures_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_B147_departures_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(rig: Rig) -> None:
         rig.replica.default = [Send(STREAM_HEAD + chunk(delta("a"))), Hang()]
         for _ in range(20):

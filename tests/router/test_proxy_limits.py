@@ -26,7 +26,7 @@ from tests.fakes.proxy_rig import CHAT, CHAT_STREAM, Rig, until, with_rig
 from tests.fakes.raw_client import RawClient
 
 
-def test_b038_first_byte_timeout() -> None:
+def test_B038_first_byte_timeout() -> None:
     async def scenario(rig: Rig) -> None:
         plans: list[list[Any]] = [[Hang()], [Send(b"HTTP/1.1 200"), Hang()]]
         for plan in plans:
@@ -42,7 +42,7 @@ def test_b038_first_byte_timeout() -> None:
     with_rig(scenario, replicas=1, timeouts={"first_byte_s": 0.15})
 
 
-def test_b038_idle_timeout_in_a_stream() -> None:
+def test_B038_idle_timeout_in_a_stream() -> None:
     async def scenario(rig: Rig) -> None:
         rig.replica.default = [Send(STREAM_HEAD + chunk(delta("a"))), Hang()]
         answer = await rig.ask(CHAT_STREAM)
@@ -56,7 +56,7 @@ def test_b038_idle_timeout_in_a_stream() -> None:
     with_rig(scenario, timeouts={"idle_s": 0.15})
 
 
-def test_b038_idle_timeout_after_the_headers_and_in_a_json_body() -> None:
+def test_B038_idle_timeout_after_the_headers_and_in_a_json_body() -> None:
     async def scenario(rig: Rig) -> None:
         rig.replica.default = [Send(STREAM_HEAD), Hang()]
         assert b'"code":"idle_timeout"' in (await rig.ask(CHAT_STREAM)).body
@@ -70,7 +70,7 @@ def test_b038_idle_timeout_after_the_headers_and_in_a_json_body() -> None:
     with_rig(scenario, timeouts={"idle_s": 0.15})
 
 
-def test_b018_progress_is_not_cut_by_the_other_limits() -> None:
+def test_B018_progress_is_not_cut_by_the_other_limits() -> None:
     """Much longer in all than any one limit, with something every now and then."""
 
     async def scenario(rig: Rig) -> None:
@@ -88,7 +88,7 @@ def test_b018_progress_is_not_cut_by_the_other_limits() -> None:
     with_rig(scenario, timeouts={"idle_s": 0.5, "first_byte_s": 0.5, "client_stall_s": 0.5})
 
 
-def test_b018_total_timeout_is_a_wish_of_the_operator() -> None:
+def test_B018_total_timeout_is_a_wish_of_the_operator() -> None:
     async def scenario(rig: Rig) -> None:
         rig.replica.default = [Hang()]
         answer = await rig.ask(CHAT)
@@ -141,7 +141,7 @@ async def _stalled_client(rig: Rig, body: Any, receive_bytes: int = 4096) -> soc
     return one
 
 
-def test_b073_a_client_that_does_not_read_pauses_its_replica() -> None:
+def test_B073_a_client_that_does_not_read_pauses_its_replica() -> None:
     pieces = 400
 
     async def scenario(rig: Rig) -> None:
@@ -194,7 +194,7 @@ def test_a_slow_client_gets_everything() -> None:
     with_rig(scenario)
 
 
-def test_b073_b141_a_client_that_takes_nothing_is_cut() -> None:
+def test_B073_B141_a_client_that_takes_nothing_is_cut() -> None:
     async def scenario(rig: Rig) -> None:
         piece = chunk(delta("x" * 500_000))
         rig.replica.plans.append([Send(STREAM_HEAD), *(Send(piece) for _ in range(100)), Hang()])
@@ -282,7 +282,7 @@ def test_what_is_sent_ahead_is_not_hoarded() -> None:
 # --- shutdown --------------------------------------------------------------------------------------
 
 
-def test_b031_readiness_goes_first_and_requests_are_still_taken() -> None:
+def test_B031_readiness_goes_first_and_requests_are_still_taken() -> None:
     async def scenario(rig: Rig) -> None:
         rig.plane.begin_shutdown()
         assert (await rig.ask(b"", "/readiness", method="GET")).status == 503
@@ -294,7 +294,7 @@ def test_b031_readiness_goes_first_and_requests_are_still_taken() -> None:
     with_rig(scenario)
 
 
-def test_b031_streams_finish_and_idle_connections_do_not_delay() -> None:
+def test_B031_streams_finish_and_idle_connections_do_not_delay() -> None:
     async def scenario(rig: Rig) -> None:
         gate = asyncio.Event()
         rig.replica.plans.append(
@@ -318,7 +318,7 @@ def test_b031_streams_finish_and_idle_connections_do_not_delay() -> None:
     with_rig(scenario)
 
 
-def test_b108_what_does_not_finish_is_broken_off() -> None:
+def test_B108_what_does_not_finish_is_broken_off() -> None:
     async def scenario(rig: Rig) -> None:
         rig.replica.plans.append([Send(STREAM_HEAD + chunk(delta("a"))), Hang()])
         rig.replica.plans.append([Hang()])

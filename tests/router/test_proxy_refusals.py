@@ -149,7 +149,7 @@ def test_methods_and_versions_the_router_does_not_speak(line: bytes, status: int
         ("PUT", "/readiness", 405, "method_not_allowed"),
     ],
 )
-def test_b013_routes_that_are_not_there(method: str, path: str, status: int, code: str) -> None:
+def test_B013_routes_that_are_not_there(method: str, path: str, status: int, code: str) -> None:
     async def scenario(rig: Rig) -> None:
         client = await rig.client()
         for _ in range(2):  # the connection stays open
@@ -165,7 +165,7 @@ def test_b013_routes_that_are_not_there(method: str, path: str, status: int, cod
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("coding", ["length", "chunked"])
-def test_b016_a_body_over_the_limit_is_413(coding: str, whole: bool) -> None:
+def test_B016_a_body_over_the_limit_is_413(coding: str, whole: bool) -> None:
     limit = 100_000
 
     async def scenario(rig: Rig) -> None:
@@ -190,7 +190,7 @@ def test_b016_a_body_over_the_limit_is_413(coding: str, whole: bool) -> None:
     with_rig(scenario, limits={"body_bytes": limit})
 
 
-def test_b016_the_refusal_of_a_large_upload_is_not_lost() -> None:
+def test_B016_the_refusal_of_a_large_upload_is_not_lost() -> None:
     """The client goes on writing 20 MB after the refusal; it must still be able to read it."""
 
     async def scenario(rig: Rig) -> None:
@@ -315,7 +315,7 @@ def test_health_readiness_and_models() -> None:
     with_rig(scenario, replicas=2, model="m")
 
 
-def test_b138_errors_have_the_openai_shape() -> None:
+def test_B138_errors_have_the_openai_shape() -> None:
     """Every error of the router's that a request can meet; ``RawAnswer.error`` checks the shape."""
 
     async def scenario(rig: Rig) -> None:
@@ -337,7 +337,7 @@ def test_b138_errors_have_the_openai_shape() -> None:
 
 
 @pytest.mark.parametrize("exposed", [False, True])
-def test_b140_replicas_are_named_only_if_the_operator_wants_it(exposed: bool) -> None:
+def test_B140_replicas_are_named_only_if_the_operator_wants_it(exposed: bool) -> None:
     async def scenario(rig: Rig) -> None:
         await rig.replica.kill()
         message = (await rig.ask(CHAT)).error["message"]
@@ -351,7 +351,7 @@ def test_b140_replicas_are_named_only_if_the_operator_wants_it(exposed: bool) ->
 CANARIES = ("sk-canary-key", "canary-prompt", "canary-cookie", "canary-query")
 
 
-def test_b048_no_secret_reaches_a_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_B048_no_secret_reaches_a_log(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(rig: Rig) -> None:
         fields: dict[str, Any] = {"Authorization": f"Bearer {CANARIES[0]}", "Cookie": CANARIES[2]}
         body = {"model": "m", "messages": [{"role": "user", "content": CANARIES[1]}]}

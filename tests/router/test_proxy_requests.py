@@ -112,7 +112,7 @@ def _soon() -> asyncio.Event:
     return gate
 
 
-def test_b143_target_and_body_unchanged_byte_for_byte() -> None:
+def test_B143_target_and_body_unchanged_byte_for_byte() -> None:
     targets = [
         b"/v1/models/org%2Fname?q=a%2Bb%20c&x=%27",
         b"/v1/x?a=b&a=b&&=",
@@ -177,7 +177,7 @@ def test_absolute_form() -> None:
     with_rig(scenario)
 
 
-def test_b096_hop_by_hop_and_nominated_headers_stay_here() -> None:
+def test_B096_hop_by_hop_and_nominated_headers_stay_here() -> None:
     async def scenario(rig: Rig) -> None:
         client = await rig.client()
         await client.send(
@@ -333,7 +333,7 @@ KEY_CASES: list[tuple[dict[str, Any], str | None]] = [
 
 
 @pytest.mark.parametrize(("config", "expected"), KEY_CASES)
-def test_b086_keys(config: dict[str, Any], expected: str | None) -> None:
+def test_B086_keys(config: dict[str, Any], expected: str | None) -> None:
     async def scenario(rig: Rig) -> None:
         answer = await rig.ask(CHAT, Authorization="Bearer client", X_Api_Key="client2", Api_Key="client3")
         seen = rig.replica.requests[0]

@@ -28,7 +28,7 @@ def _seen(rig: Rig) -> int:
 
 @pytest.mark.parametrize("body", [CHAT, CHAT_STREAM])
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422, 500, 501, 503])
-def test_b003_b036_a_refusal_keeps_its_status_and_body(status: int, body: dict[str, Any]) -> None:
+def test_B003_B036_a_refusal_keeps_its_status_and_body(status: int, body: dict[str, Any]) -> None:
     async def scenario(rig: Rig) -> None:
         rig.replica.default = [Send(sized(ERROR, status, "Because", x_own="1"))]
         answer = await rig.ask(body)
@@ -43,7 +43,7 @@ def test_b003_b036_a_refusal_keeps_its_status_and_body(status: int, body: dict[s
 
 
 @pytest.mark.parametrize("status", [400, 404, 422])
-def test_b097_4xx_is_neither_tried_again_nor_held_against_the_replica(status: int) -> None:
+def test_B097_4xx_is_neither_tried_again_nor_held_against_the_replica(status: int) -> None:
     async def scenario(rig: Rig) -> None:
         for replica in rig.replicas:
             replica.default = [Send(sized(ERROR, status, "No"))]
@@ -56,7 +56,7 @@ def test_b097_4xx_is_neither_tried_again_nor_held_against_the_replica(status: in
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_b039_busy_everywhere_is_passed_on_with_retry_after(status: int) -> None:
+def test_B039_busy_everywhere_is_passed_on_with_retry_after(status: int) -> None:
     async def scenario(rig: Rig) -> None:
         for index, replica in enumerate(rig.replicas):
             replica.default = [Send(sized(ERROR, status, "Busy", retry_after=str(7 + index)))]
@@ -93,7 +93,7 @@ FAILURES: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("name", list(FAILURES))
-def test_b040_tried_on_another_replica(name: str) -> None:
+def test_B040_tried_on_another_replica(name: str) -> None:
     async def scenario(rig: Rig) -> None:
         rig.replicas[0].default = FAILURES[name]
         answer = await rig.ask(CHAT_STREAM)
@@ -166,7 +166,7 @@ def test_nobody_listens() -> None:
     with_rig(scenario, replicas=2)
 
 
-def test_b125_when_all_are_ejected_requests_are_tried_all_the_same() -> None:
+def test_B125_when_all_are_ejected_requests_are_tried_all_the_same() -> None:
     async def scenario(rig: Rig) -> None:
         for index in range(2):
             rig.fleet.probe_failed(index, 0.0, refused=True)
@@ -350,7 +350,7 @@ def test_a_connection_idle_too_long_is_not_used_even_before_the_sweep() -> None:
     with_rig(scenario, timeouts={"replica_keepalive_s": 4.0})
 
 
-def test_b019_as_many_connections_as_requests() -> None:
+def test_B019_as_many_connections_as_requests() -> None:
     async def scenario(rig: Rig) -> None:
         gate = asyncio.Event()
         rig.replica.default = [Wait(gate), Send(sized(completion()))]

@@ -51,7 +51,7 @@ def test_each_event_arrives_before_the_next_is_sent() -> None:
 @pytest.mark.parametrize(
     "content_type", ["text/event-stream", "text/event-stream; charset=utf-8", "Text/Event-Stream"]
 )
-def test_b076_no_cell_of_the_matrix_buffers(accept: str | None, content_type: str) -> None:
+def test_B076_no_cell_of_the_matrix_buffers(accept: str | None, content_type: str) -> None:
     async def scenario(rig: Rig) -> None:
         gate = asyncio.Event()
         stream_head = head(Content_TYPE=content_type, transfer_encoding="chunked")
@@ -69,7 +69,7 @@ def test_b076_no_cell_of_the_matrix_buffers(accept: str | None, content_type: st
     with_rig(scenario)
 
 
-def test_b037_characters_split_one_byte_per_segment() -> None:
+def test_B037_characters_split_one_byte_per_segment() -> None:
     async def scenario(rig: Rig) -> None:
         text = "€ 漢字 🎉 é"
         events = [delta(text), delta("🎉" * 3), delta(None, finish="stop"), usage_event(7, 3, 2)]
@@ -102,7 +102,7 @@ def _framings(events: list[bytes]) -> dict[str, list[bytes]]:
 
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
 @pytest.mark.parametrize("framing", list(_framings([b""])))
-def test_b100_events_and_chunks_are_different_things(framing: str, newline: bytes) -> None:
+def test_B100_events_and_chunks_are_different_things(framing: str, newline: bytes) -> None:
     events = [
         b": hello\n\n",
         delta("", role="assistant"),
@@ -148,7 +148,7 @@ CONTENT = [
 
 
 @pytest.mark.parametrize("content", CONTENT)
-def test_b113_the_first_token_is_the_first_event_with_content(content: bytes) -> None:
+def test_B113_the_first_token_is_the_first_event_with_content(content: bytes) -> None:
     async def scenario(rig: Rig) -> None:
         gate = asyncio.Event()
         quiet = b"".join(chunk(one) for one in NO_CONTENT)
@@ -181,7 +181,7 @@ def test_a_stream_without_a_token_has_no_ttft() -> None:
 
 
 @pytest.mark.parametrize("size", [700_000, 5_000_000])
-def test_b071_one_very_long_line(size: int) -> None:
+def test_B071_one_very_long_line(size: int) -> None:
     async def scenario(rig: Rig) -> None:
         events = [delta("x" * size), delta("y"), delta(None, finish="stop"), usage_event(5, 1, 0)]
         rig.replica.plans.append([Send(stream(*events))])
@@ -193,7 +193,7 @@ def test_b071_one_very_long_line(size: int) -> None:
     with_rig(scenario)
 
 
-def test_b071_a_line_without_an_end_is_not_collected() -> None:
+def test_B071_a_line_without_an_end_is_not_collected() -> None:
     """Beyond a megabyte the router stops looking for the line's end and takes it for content."""
 
     async def scenario(rig: Rig) -> None:

@@ -1,0 +1,146 @@
+"""A whole router in front of fake replicas, all in one loop: data plane, prober and admin port.
+
+``proxy_rig`` has the data plane alone; use this one where probes, ``/fleet`` or a reload matter.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import uvloop
+
+from router.config import RouterConfig, parse_config
+from router.proxy.assembly import Router
+from tests.fakes.fake_replica import FakeReplica
+from tests.fakes.proxy_rig import CHAT, until
+from tests.fakes.raw_client import RawAnswer, RawClient
+
+QUICK_HEALTH = {"interval_s": 0.05, "timeout_s": 0.3, "backoff_s": 0.1}
+
+
+class RouterRig:
+    """What a scenario works with."""
+
+    def __init__(self, replicas: list[FakeReplica], keys: dict[str, Any]) -> None:
+        self.replicas = replicas
+        self.next_config = self.config_with(**keys)
+        """What a reload finds."""
+        self.router = Router(self.next_config, lambda: self.next_config)
+        self.clients: list[RawClient] = []
+
+    def config_with(self, **keys: Any) -> RouterConfig:
+        """A config of the fake replicas, named r0, r1, …, unless ``keys`` has its own."""
+        named = [{"url": replica.url, "name": f"r{index}"} for index, replica in enumerate(self.replicas)]
+        return parse_config(
+            {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "seed": 1, "replicas": named} | keys, "test"
+        )
+
+    @property
+    def replica(self) -> FakeReplica:
+        """The first."""
+        return self.replicas[0]
+
+    async def client(self) -> RawClient:
+        """A new connection to the public port."""
+        client = await RawClient.connect(self.router.data_plane.address)
+        self.clients.append(client)
+        return client
+
+    async def ask(
+        self, body: bytes | dict[str, Any] = CHAT, path: str = "/v1/chat/completions", **fields: Any
+    ) -> RawAnswer:
+        """One request on a connection of its own."""
+        client = await self.client()
+        await client.post(body, path, **fields)
+        answer = await client.answer()
+        client.leave()
+        return answer
+
+    async def get(self, path: str, **fields: Any) -> RawAnswer:
+        """GET on the public port."""
+        return await self.ask(b"", path, method="GET", **fields)
+
+    async def admin(self, path: str, method: str = "GET", body: bytes = b"", **fields: Any) -> RawAnswer:
+        """One request to the admin port."""
+        client = await RawClient.connect(self.router.admin.address)
+        await client.post(body, path, method=method, **fields)
+        answer = await client.answer()
+        client.leave()
+        return answer
+
+    async def fleet(self) -> dict[str, dict[str, Any]]:
+        """``/fleet``'s replicas by name."""
+        state = (await self.admin("/fleet")).json()
+        return {replica["name"]: replica for replica in state["replicas"]}
+
+    async def until_health(self, name: str, *states: str) -> None:
+        """Wait until the replica is in one of ``states``."""
+        await until(lambda: self._health(name) in states)
+
+    def _health(self, name: str) -> str:
+        return next(one for one in self.router.fleet.replicas if one.name == name).health.state.value
+
+    def at_rest(self) -> bool:
+        """Nothing is in flight or booked anywhere."""
+        ledgers = [replica.ledger for replica in self.router.fleet.replicas]
+        return not (
+            self.router.counters.in_flight
+            or self.router.fleet.held
+            or any(ledger.queued or ledger.decoding or ledger.outstanding_tokens for ledger in ledgers)
+        )
+
+
+def with_router(
+    scenario: Callable[[RouterRig], Awaitable[None]], *, replicas: int = 1, down: int = 0, **config: Any
+) -> None:
+    """Run ``scenario`` against a fresh router, the last ``down`` replicas not listening at the start.
+
+    Afterwards everything must be released and nothing logged as an error.
+    """
+    config.setdefault("policy", {"kind": "round_robin"})
+    config.setdefault("health", QUICK_HEALTH)
+    config.setdefault("shutdown_timeout_s", 2.0)
+    uvloop.run(_run(scenario, replicas, down, config))
+
+
+async def _run(
+    scenario: Callable[[RouterRig], Awaitable[None]], count: int, down: int, config: dict[str, Any]
+) -> None:
+    errors: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(repr(context)))
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: errors.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("warmroute").addHandler(handler)
+    fakes = [FakeReplica() for _ in range(count)]
+    for fake in fakes:
+        await fake.start()
+    for fake in fakes[count - down :]:
+        await fake.kill()
+    rig = RouterRig(fakes, config)
+    await rig.router.start()
+    try:
+        await scenario(rig)
+        for client in rig.clients:
+            client.leave()
+        await until(rig.at_rest)
+    finally:
+        await rig.router.stop()
+        for fake in fakes:
+            await fake.stop()
+        logging.getLogger("warmroute").removeHandler(handler)
+    assert not errors, errors
+
+
+def sse_events(body: bytes) -> list[Any]:
+    """The data of a stream's events, parsed; what is no JSON as text."""
+    events = []
+    for block in body.decode().replace("\r\n", "\n").split("\n\n"):
+        data = "\n".join(line[5:].strip() for line in block.split("\n") if line.startswith("data:"))
+        if data:
+            with suppress(ValueError):
+                data = json.loads(data)
+            events.append(data)
+    return events
