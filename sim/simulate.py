@@ -134,12 +134,11 @@ def build(
     """
     size, count = trace.block_tokens, settings.routers
     queue = EventQueue()
-    link = PeerLink(queue, settings.peer_lag_s) if count > 1 and settings.peer_lag_s is not None else None
     fleets = [
         _fleet(one, replicas, size, settings, f"{seed} {one.name}" + f" {k}" * (k > 0)) for k in range(count)
     ]
-    if link is not None:
-        link.connect(fleets)
+    lag_s = settings.peer_lag_s
+    link = None if count == 1 or lag_s is None else PeerLink(queue, lag_s, fleets)
     events = settings.kv_events
     feed = None if events is None else KvEventFeed(queue, fleets, events, random.Random(f"{seed} kv events"))
 
@@ -160,9 +159,9 @@ def build(
             None if feed is None else _both(feed.publish, tap),
         )
 
-    return SimulatedFleet(
+    simulated = SimulatedFleet(
         queue,
-        [SimulatedRouter(fleet, link) for fleet in fleets],
+        [SimulatedRouter(fleet) for fleet in fleets],
         make_row,
         plan,
         _prompt_maker(size, settings),
@@ -185,6 +184,9 @@ def build(
             network_delay_s=settings.network_delay_s,
         ),
     )
+    if link is not None:
+        link.heard = simulated.send_held
+    return simulated
 
 
 def _both(publish: CacheEventSink, tap: CacheEventSink | None) -> CacheEventSink:
@@ -217,7 +219,7 @@ def _fleet(one: Contender, replicas: int, size: int, settings: SimulationSetting
         FleetSettings(
             slo_ttft_s=settings.slo.ttft_ms / 1e3,
             slo_tpot_s=settings.slo.tpot_ms / 1e3,
-            hold=settings.hold and one.holds and settings.routers == 1,
+            hold=settings.hold and one.holds and settings.one_queue_each,
             exact=exact,
         ),
         layout=UniformLayout(size),

@@ -198,7 +198,7 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
         type=whole_number(1),
         default=1,
         metavar="N",
-        help="so many routers side by side, without hold (default %(default)s)",
+        help="so many routers side by side; without --peer-lag they do not hold (default %(default)s)",
     )
     group.add_argument(
         "--peer-lag",

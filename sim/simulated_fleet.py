@@ -125,7 +125,7 @@ class SimulatedFleet:
         for replica in range(len(self._row)):
             if replica not in self._absent:
                 self._probe(replica)
-        self._send_held()
+        self.send_held()
         if self._running:
             self.queue.at(self.queue.now + self._report_interval_s, self._report)
 
@@ -185,7 +185,7 @@ class SimulatedFleet:
                     router.fleet.drained(replica, now)
         for sequence in lost:
             self._later(self._lost, sequence)
-        self._send_held()
+        self.send_held()
 
     # --- a request's life -------------------------------------------------------------------------
 
@@ -224,9 +224,9 @@ class SimulatedFleet:
             router.fleet.tick(self.queue.now)
             if router.fleet.held:
                 self._tick_later()
-        self._send_held()
+        self.send_held()
 
-    def _send_held(self) -> None:
+    def send_held(self) -> None:
         """After every event that may have made room: pass on what the routers let go."""
         for router in self._routers:
             outbox = router.fleet.outbox
@@ -280,14 +280,14 @@ class SimulatedFleet:
         if self._decode is None:
             request.first_token_s = self.queue.now
         request.router.first_token(request.flight, self.queue.now)
-        self._send_held()
+        self.send_held()
 
     def _end_seen(self, sequence: Sequence) -> None:
         request = _request(sequence)
         assert request.flight is not None
         usage = Usage(sequence.prompt_tokens, sequence.output_tokens, sequence.cached_tokens)
         request.router.finished(request.flight, self.queue.now, usage)
-        self._send_held()
+        self.send_held()
         if self._decode is None:
             self._close(request, sequence, None)
         else:
@@ -310,7 +310,7 @@ class SimulatedFleet:
         request = _request(sequence)
         assert request.flight is not None
         request.router.refused(request.flight, self.queue.now)
-        self._send_held()
+        self.send_held()
         self._close(request, sequence, "too long for the replica")
 
     def _unreachable(self, sequence: Sequence) -> None:
@@ -327,7 +327,7 @@ class SimulatedFleet:
         router.failed(request.flight, now, failure)
         session = self._plan[request.position].request.session
         again = router.try_again(request.prompt, now, failure, request.tried, session)
-        self._send_held()
+        self.send_held()
         if again is not None:
             self._send(request, again)
         else:

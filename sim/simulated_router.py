@@ -7,21 +7,19 @@ from router.routing.hold import Held
 from router.routing.in_flight import InFlight, Usage
 from router.routing.prompt_blocks import Prompt
 from router.routing.retry import RETRYABLE, Failure, RetryBudget, RetrySettings
-from sim.peer_link import PeerLink
 from sim.watcher import Watcher
 
 
 class SimulatedRouter:
-    """Passes every event on to the fleet, to the policy if it watches, and to the other routers.
+    """Passes every event on to the fleet, and to the policy if it watches.
 
     Held requests that were sent meanwhile lie in ``fleet.outbox``; whoever raises events empties it.
     """
 
-    __slots__ = ("_budget", "_link", "_retries", "_watcher", "fleet")
+    __slots__ = ("_budget", "_retries", "_watcher", "fleet")
 
-    def __init__(self, fleet: Fleet, link: PeerLink | None = None) -> None:
+    def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self._link = link
         self._watcher = fleet.policy if isinstance(fleet.policy, Watcher) else None
         self._retries = RetrySettings()
         self._budget = RetryBudget(self._retries)
@@ -45,8 +43,6 @@ class SimulatedRouter:
         """``flight`` is on its way: sent at once, or out of ``fleet.outbox``."""
         if self._watcher is not None:
             self._watcher.sent(flight, now)
-        if self._link is not None:
-            self._link.sent(self.fleet, flight, now)
 
     def try_again(
         self, prompt: Prompt, now: float, failure: Failure, tried: tuple[int, ...], session: str | None
@@ -71,8 +67,6 @@ class SimulatedRouter:
         self.fleet.first_token(flight, now)
         if self._watcher is not None:
             self._watcher.first_token(flight, now)
-        if self._link is not None:
-            self._link.first_token(flight, now)
 
     def finished(self, flight: InFlight, now: float, usage: Usage) -> None:
         """The last token passed through."""
@@ -98,5 +92,3 @@ class SimulatedRouter:
     def _over(self, flight: InFlight, now: float) -> None:
         if self._watcher is not None:
             self._watcher.over(flight, now)
-        if self._link is not None:
-            self._link.over(flight, now)

@@ -22,7 +22,7 @@ class SimulationSettings:
     slo: Slo = field(default_factory=Slo)
     hold: bool = True
     """As the router does by default: under the policy ``predicted_finish`` requests wait in the router while
-    their replica has one without a first token. Several routers do not hold: a queue has one owner."""
+    their replica has one without a first token. Several routers hold if they know of one another."""
     network_delay_s: float = 0.0
     """One way, between router and replica."""
     report_interval_s: float = 2.0
@@ -45,6 +45,11 @@ class SimulationSettings:
     """Requests tell how long their answer will be (``max_tokens``), exactly."""
     decode_pool: DecodePoolSettings | None = None
     """``None``: every replica prefills and decodes."""
+
+    @property
+    def one_queue_each(self) -> bool:
+        """What waits for a replica is known to all routers: requests may be held."""
+        return self.routers == 1 or self.peer_lag_s is not None
 
     def replica_settings(self, replica: int) -> ReplicaSettings:
         """What the replica at that position can do."""

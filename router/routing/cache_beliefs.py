@@ -5,7 +5,7 @@ from what is sent and what comes back. KV events feed the exact index and, by ho
 the text index (``text_bridge``). Sizes cross this border in tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from replica.contract.kv_events import BlocksRemoved, BlocksStored
 from replica.contract.load_report import LoadReport
@@ -23,7 +23,7 @@ MIN_CREDIT_TOKENS = 512
 class CacheBeliefs:
     """Owned by the fleet, whose events change it."""
 
-    __slots__ = ("_bridge", "_slots", "_use_index", "exact", "text", "token_ratio")
+    __slots__ = ("_bridge", "_slots", "_use_index", "exact", "layout", "text", "token_ratio")
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class CacheBeliefs:
         ``exact``: prompts read token by token will come, so the names in events matter.
         """
         self.token_ratio = TokenRatio(tokens_per_unit)
+        self.layout = layout
         self.text = PrefixIndex(len(blocks), layout, int(capacity_tokens / tokens_per_unit))
         self.exact = ExactIndex(blocks, capacity_tokens, names_matter=exact)
         self._bridge = TextBridge(self.text, len(blocks))
@@ -110,20 +111,52 @@ class CacheBeliefs:
             blocks = prompt.layout.blocks(int((matched_tokens + 1) / self.token_ratio.tokens_per_unit))
             self.text.truncate(replica, prompt.keys, blocks)
 
-    def answered(self, replica: int, prompt: Prompt, matched: int, prompt_tokens: int, cached: int) -> None:
+    def answered(self, replica: int, prompt: Prompt, matched: int, prompt_tokens: int, cached: int) -> bool:
         """``cached`` of ``prompt_tokens`` were in the cache, ``matched`` were believed to be.
 
-        Nothing where much was believed: the replica lost its cache (restart, reset). Events that are trusted
-        know better.
+        Nothing where much was believed: the replica lost its cache (restart, reset), and True is returned.
+        Events that are trusted know better.
         """
         if cached or matched < MIN_CREDIT_TOKENS or matched < prompt_tokens // 2:
-            return
+            return False
         if prompt.chains is None:
             self._bridge.cleared(replica)
             self.text.insert(replica, prompt.keys)
         elif not self.exact.telling(replica):
             self.exact.cleared(replica)
             self.exact.guess(replica, prompt.chains)
+        else:
+            return False
+        return True
+
+    # --- what other routers tell ----------------------------------------------------------------
+
+    def named(self, replica: int, keys: Sequence[int], naming: str | None) -> Prompt:
+        """A prompt that another router sent to ``replica``, as far as this one needs to know it.
+
+        ``naming`` is the one ``keys`` are in, ``None`` for text; keys in one that is not the replica's say
+        nothing here.
+        """
+        if naming is None:
+            return Prompt(keys=keys, units=0, layout=self.layout)
+        own = self.exact.naming(replica)
+        return Prompt(keys=(), units=0, chains={own: keys} if naming == own.described() else {})
+
+    def stored(self, replica: int, keys: Sequence[int], naming: str | None) -> None:
+        """Another router tells that ``replica`` has computed this prompt."""
+        prompt = self.named(replica, keys, naming)
+        if prompt.chains is not None:
+            self.exact.guess(replica, prompt.chains)
+        elif self._use_index and keys:
+            self.text.insert(replica, keys)
+
+    def chains(self, replica: int) -> Iterator[tuple[str | None, Sequence[int]]]:
+        """What ``replica`` is believed to hold by what was sent there: (naming, keys), the latest last."""
+        for keys in self.text.chains(replica):
+            yield None, keys
+        name = self.exact.naming(replica).described()
+        for keys in self.exact.guesses(replica):
+            yield name, keys
 
     # --- what is heard of replicas --------------------------------------------------------------
 

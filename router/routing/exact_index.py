@@ -10,7 +10,7 @@ are kept as they come).
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from replica.contract.kv_events import BlocksRemoved, BlocksStored
@@ -154,6 +154,14 @@ class ExactIndex:
     def telling(self, replica: int) -> bool:
         """The replica's events come and are trusted."""
         return self._sources[replica].telling
+
+    def naming(self, replica: int) -> BlockNaming:
+        """How the replica names its blocks, as far as is known."""
+        return self._sources[replica].naming
+
+    def guesses(self, replica: int) -> Iterator[Sequence[int]]:
+        """Chains of what is guessed of the replica's cache; see ``PrefixIndex.chains``."""
+        return self._guessed.chains(replica)
 
     def state(self, replica: int) -> BlockState:
         """For reports."""

@@ -21,7 +21,9 @@ from router.routing.decision import Assessment, Decision, NoReplica, Reason
 from router.routing.health import Health, HealthSettings, HealthState
 from router.routing.hold import Held
 from router.routing.in_flight import InFlight, Usage
+from router.routing.journal import Journal
 from router.routing.ledger import UTILIZATION_REFRESH_S, Booking
+from router.routing.peers import Peers
 from router.routing.prompt_blocks import TEXT_LAYOUT, BlockLayout, Prompt
 from router.routing.replica_state import ReplicaSpec, ReplicaState
 from router.routing.retry import Failure
@@ -34,6 +36,8 @@ DEADLINE_SLOS = 2.0
 """A held request goes first once it has waited so many times its allowed time to first token."""
 GIVE_UP_SLOS = 10.0
 """A replica that shows nothing for so many allowed times beyond its predictions is waited for no longer."""
+PEERS_TURN_S = 0.1
+"""While a replica has nothing to prefill, another router's request that goes first is waited for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,15 @@ class Fleet:
         self._sent = 0
         self.spills = 0
         self.saved_s = 0.0
+        self.journal: Journal | None = None
+        """Set where other routers are told what happens here."""
+        self.peers = Peers(
+            self.replicas,
+            self.caches,
+            self.traffic,
+            queue_changed=self._peers_changed,
+            drained=self._health_changed,
+        )
 
     # --- deciding -------------------------------------------------------------------------------
 
@@ -192,8 +205,9 @@ class Fleet:
         while unseen and unseen[0][0] <= now:
             at, _, flight = heappop(unseen)
             if flight.booking.state == Booking.QUEUED:
-                flight.replica.ledger.first_token(flight.booking, at)
-                flight.replica.cost.prefill_abandoned(now, flight.replica.ledger.queued)
+                flight.replica.first_token(flight.booking, flight.decision.matched_tokens, at, seen=False)
+                if self.journal is not None:
+                    self.journal.first_token(flight, seen=False)
                 self._send_held(flight.replica, now)
 
     # --- holding --------------------------------------------------------------------------------
@@ -208,26 +222,28 @@ class Fleet:
         """
         decision = self.decide(prompt, now, session=session)
         replica = self.replicas[decision.replica]
-        if not self.settings.hold or self._may_send(replica, decision.prefill_s):
+        if not self.settings.hold or self._may_send(replica, decision.prefill_s, now):
             return self.sent(prompt, decision, now)
         tokens = max(1, int(prompt.units * self.caches.tokens_per_unit(prompt)))
         allowed = self.settings.slo_ttft_s + replica.cost.prefill_s(tokens, 0)
         held = Held(prompt, decision, decision.prefill_s, now + DEADLINE_SLOS * allowed, session, context)
-        self._hold(replica, held)
+        self._hold(replica, held, now)
         return held
 
-    def _hold(self, replica: ReplicaState, held: Held) -> None:
+    def _hold(self, replica: ReplicaState, held: Held, now: float) -> None:
         held.prefill_s = held.decision.prefill_s
+        if self.journal is not None:
+            self.journal.held(held, replica, now)
         replica.held.add(held)
         self.held += 1
         # Its siblings should come here, too.
         held.expectation = self.caches.sent(replica.index, held.prompt, held.decision.matched_tokens)
 
     @staticmethod
-    def _may_send(replica: ReplicaState, prefill_s: float) -> bool:
+    def _may_send(replica: ReplicaState, prefill_s: float, now: float) -> bool:
         """The replica has nothing without a first token, or so little that one step computes both."""
-        if not replica.ledger.queued and replica.held:
-            return False  # whoever waits goes first
+        if not replica.ledger.queued and (first := replica.held.next(now)) is not None:
+            return not first.own and prefill_s < first.prefill_s and now < first.deadline
         return Fleet._has_room(replica, prefill_s)
 
     @staticmethod
@@ -245,6 +261,13 @@ class Fleet:
         while (held := queue.next(now)) is not None:
             if not self._has_room(replica, held.prefill_s):
                 return
+            if not held.own:
+                if replica.ledger.idle_s(now) < PEERS_TURN_S:
+                    return  # its router sends it
+                mine = queue.next_own(now)
+                if mine is None:
+                    return
+                held = mine
             queue.remove(held)
             self.held -= 1
             self._hold_ended(held)
@@ -257,12 +280,12 @@ class Fleet:
         Those who get another replica may have to wait for that one; those who get this one again are sent.
         """
         waiting = []
-        while (held := replica.held.next(now)) is not None:
+        while (held := replica.held.next_own(now)) is not None:
             replica.held.remove(held)
             waiting.append(held)
         for held in waiting:
             self.held -= 1
-            self._hold_ended(held)
+            self._hold_ended(held, withdrawn=True)
             try:
                 held.decision = self.decide(held.prompt, now, session=held.session)
             except NoReplica:
@@ -270,8 +293,8 @@ class Fleet:
                 self.outbox.append(held)
                 continue
             other = self.replicas[held.decision.replica]
-            if other is not replica and not self._may_send(other, held.decision.prefill_s):
-                self._hold(other, held)
+            if other is not replica and not self._may_send(other, held.decision.prefill_s, now):
+                self._hold(other, held, now)
                 continue
             held.flight = self.sent(held.prompt, held.decision, now)
             self.outbox.append(held)
@@ -281,10 +304,14 @@ class Fleet:
         replica = self.replicas[held.decision.replica]
         replica.held.remove(held)
         self.held -= 1
+        if self.journal is not None:
+            self.journal.hold_ended(held, withdrawn=True)
         self.caches.withdrawn(replica.index, held.prompt, held.decision.matched_tokens, held.expectation)
 
-    def _hold_ended(self, held: Held) -> None:
-        """It goes out now, and is expected anew where it goes."""
+    def _hold_ended(self, held: Held, *, withdrawn: bool = False) -> None:
+        """It goes out now, and is expected anew where it goes; ``withdrawn``: that may be elsewhere."""
+        if self.journal is not None:
+            self.journal.hold_ended(held, withdrawn=withdrawn)
         expectation = held.expectation
         if expectation is not None:
             held.expectation = None
@@ -301,8 +328,11 @@ class Fleet:
         if self.held:
             patience_s = GIVE_UP_SLOS * self.settings.slo_ttft_s
             for replica in self.replicas:
-                if replica.held and replica.ledger.late_s(now) > patience_s:
-                    self._rehome(replica, now)
+                if replica.held.own:
+                    if replica.ledger.late_s(now) > patience_s:
+                        self._rehome(replica, now)
+                    elif not replica.ledger.queued:
+                        self._send_held(replica, now)
 
     # --- a request's life -----------------------------------------------------------------------
 
@@ -311,10 +341,8 @@ class Fleet:
         replica = self.replicas[decision.replica]
         tokens = max(1, int(prompt.units * self.caches.tokens_per_unit(prompt)))
         expected_output = self._expected_output(prompt)
-        if replica.ledger.queued == 0:
-            replica.cost.prefill_started(now)
-            self._shortlist.became_busy(replica.index)
-        booking = replica.ledger.book(
+        self._shortlist.became_busy(replica.index)
+        booking = replica.book(
             decision.prefill_s, tokens - decision.matched_tokens, int(expected_output), now
         )
         expectation = self.caches.sent(replica.index, prompt, decision.matched_tokens)
@@ -323,7 +351,10 @@ class Fleet:
         replica.requests += 1
         if not prompt.stream:
             heappush(self._unseen_first_tokens, (replica.ledger.free_at, self._sent, flight))
-        if decision.reason is not Reason.RETRY:
+        arrived = decision.reason is not Reason.RETRY
+        if self.journal is not None:
+            self.journal.sent(flight, arrived=arrived)
+        if arrived:
             self.traffic.arrived(now, decision.prefill_s + decision.saved_s)
             self.saved_s += decision.saved_s
             if decision.reason is Reason.SPILL:
@@ -335,26 +366,23 @@ class Fleet:
         if flight.booking.state == Booking.RELEASED or flight.first_token_at is not None:
             return
         flight.first_token_at = now
-        replica, decision = flight.replica, flight.decision
+        replica = flight.replica
         if flight.booking.state == Booking.QUEUED:
-            replica.ledger.first_token(flight.booking, now)
-            replica.cost.prefill_finished(
-                now, flight.booking.new_tokens, decision.matched_tokens, replica.ledger.queued
-            )
+            replica.first_token(flight.booking, flight.decision.matched_tokens, now)
+            if self.journal is not None:
+                self.journal.first_token(flight)
             self._send_held(replica, now)
 
     def finished(self, flight: InFlight, now: float, usage: Usage | None = None) -> None:
         """The last byte was passed on. Learns from ``usage`` and from how long it took."""
         replica = flight.replica
         sequences = replica.ledger.decoding
-        was_queued = flight.booking.state == Booking.QUEUED
-        if not replica.ledger.release(flight.booking, now):
+        if flight.over:
             return
+        was_queued = replica.over(flight.booking, flight.decision.matched_tokens, now, computed=True)
+        if self.journal is not None:
+            self.journal.over(flight, computed=True)
         if was_queued:
-            # Over before its first token was predicted: its prefill took no longer than all of it.
-            replica.cost.prefill_finished(
-                now, flight.booking.new_tokens, flight.decision.matched_tokens, replica.ledger.queued
-            )
             self._send_held(replica, now)
         self._request_succeeded(replica)
         if flight.expectation is not None:
@@ -373,9 +401,11 @@ class Fleet:
         if usage.cached_tokens is not None and usage.prompt_tokens is not None:
             matched = flight.decision.matched_tokens
             replica.credit.answered(matched, usage.cached_tokens)
-            self.caches.answered(
+            lost = self.caches.answered(
                 replica.index, flight.prompt, matched, usage.prompt_tokens, usage.cached_tokens
             )
+            if lost and self.journal is not None:
+                self.journal.cache_lost(replica)
 
     def _request_succeeded(self, replica: ReplicaState) -> None:
         if replica.health.state is not HealthState.HEALTHY:
@@ -387,12 +417,13 @@ class Fleet:
         replica = flight.replica
         if not self._end_early(flight, now):
             return
+        before = replica.health.state
         if failure is Failure.CONNECT:
             replica.health.connect_failed(now)
             self.caches.unreachable(replica.index)
         elif failure is not Failure.BUSY:  # busy is not broken
             replica.health.request_failed(now)
-        self._health_changed(replica, now)
+        self._may_be_ejected(replica, before, now)
 
     def refused(self, flight: InFlight, now: float) -> None:
         """The replica answered 4xx: the client's fault, the replica is well and stored nothing."""
@@ -405,6 +436,18 @@ class Fleet:
         if self._end_early(flight, now):
             self._send_held(flight.replica, now)
 
+    def _peers_changed(self, replica: ReplicaState, now: float) -> None:
+        """Other routers sent to the replica, or what they sent is over."""
+        if replica.ledger.queued:
+            self._shortlist.became_busy(replica.index)
+        self._send_held(replica, now)
+
+    def _may_be_ejected(self, replica: ReplicaState, before: HealthState, now: float) -> None:
+        ejected = replica.health.state is HealthState.EJECTED
+        if ejected and before is not HealthState.EJECTED and self.journal is not None:
+            self.journal.replica_failed(replica)
+        self._health_changed(replica, now)
+
     def _health_changed(self, replica: ReplicaState, now: float) -> None:
         self.replicas.changed()
         if not replica.serving:
@@ -415,11 +458,12 @@ class Fleet:
     def _end_early(self, flight: InFlight, now: float) -> bool:
         """Release the booking; blocks that were never computed are no longer believed to be there."""
         replica = flight.replica
-        was_queued = flight.booking.state == Booking.QUEUED
-        if not replica.ledger.release(flight.booking, now):
+        if flight.over:
             return False
+        was_queued = replica.over(flight.booking, flight.decision.matched_tokens, now, computed=False)
+        if self.journal is not None:
+            self.journal.over(flight, computed=not was_queued)
         if was_queued:
-            replica.cost.prefill_abandoned(now, replica.ledger.queued)
             if not replica.ledger.queued:
                 self._shortlist.became_idle(replica.index)
             self.caches.withdrawn(
@@ -474,18 +518,22 @@ class Fleet:
     def probe_failed(self, replica: int, now: float, *, refused: bool = False) -> None:
         """The replica did not answer its probe; ``refused``: nobody listens there."""
         state = self.replicas[replica]
+        before = state.health.state
         if refused:
             state.health.connect_failed(now)
             self.caches.unreachable(replica)
         else:
             state.health.probe_failed(now)
         state.probed = True
-        self._health_changed(state, now)
+        self._may_be_ejected(state, before, now)
 
     def drained(self, replica: int, now: float, *, on: bool = True) -> None:
         """The operator takes the replica out of new work (``on``) or gives it back."""
-        self.replicas[replica].draining = on
-        self._health_changed(self.replicas[replica], now)
+        state = self.replicas[replica]
+        state.drain_ordered(on, state.drain_version + 1)
+        if self.journal is not None:
+            self.journal.drained(state)
+        self._health_changed(state, now)
 
     # --- who there is, and by what rule ---------------------------------------------------------
 

@@ -78,6 +78,13 @@ class Health:
         elif self.state is HealthState.HEALTHY:
             self.state = HealthState.SUSPECT
 
+    def doubted(self) -> None:
+        """Another router ejected the replica. It may be that router's network: one failure here decides."""
+        if self.state in (HealthState.HEALTHY, HealthState.SUSPECT):
+            self._failures = max(self._failures, self.settings.failures_to_eject - 1)
+            self._probe_failures = max(self._probe_failures, self.settings.probe_failures_to_eject - 1)
+            self.state = HealthState.SUSPECT
+
     def connect_failed(self, now: float) -> None:
         """No connection could be made: nobody is there, and the next request would fail as well."""
         self._failures += 1

@@ -3,9 +3,12 @@
 An engine works its queue first come, first served. Held here, the shortest prefill goes first, except that a
 request waiting beyond its deadline goes before all others, oldest deadline first, so nobody starves.
 
+Routers that share their state keep one queue together: each sees the others' requests in it, and sends its
+own when they are first. Equals go by router and number, so that all see the same order.
+
 >>> queue = HoldQueue()
 >>> for prefill, deadline in ((0.9, 9.0), (0.1, 9.0), (0.5, 2.0)):
-...     queue.add(Held(None, None, prefill, deadline, None, None))
+...     queue.add(Held(None, None, prefill, deadline))
 >>> queue.ahead_s(0.5), queue.behind(0.5)          # for a newcomer of 0.5 s: 0.1 + 0.5 ahead, one behind
 (0.6, 1)
 >>> [queue.take(now).prefill_s for now in (1.0, 3.0, 3.0)]
@@ -21,16 +24,39 @@ if TYPE_CHECKING:
     from router.routing.in_flight import InFlight
 
 _prefill = attrgetter("prefill_s")
+_order = attrgetter("prefill_s", "router", "number")
 _deadline = attrgetter("deadline")
 
 
 class Held:
     """One request that waits in the router for its replica."""
 
-    __slots__ = ("context", "deadline", "decision", "expectation", "flight", "prefill_s", "prompt", "session")
+    __slots__ = (
+        "context",
+        "deadline",
+        "decision",
+        "expectation",
+        "flight",
+        "number",
+        "own",
+        "prefill_s",
+        "prompt",
+        "router",
+        "session",
+    )
 
     def __init__(
-        self, prompt: Any, decision: Any, prefill_s: float, deadline: float, session: str | None, context: Any
+        self,
+        prompt: Any,
+        decision: Any,
+        prefill_s: float,
+        deadline: float,
+        session: str | None = None,
+        context: Any = None,
+        *,
+        router: str = "",
+        number: int = 0,
+        own: bool = True,
     ) -> None:
         self.prompt = prompt
         self.decision = decision
@@ -42,6 +68,11 @@ class Held:
         """The caller's, untouched."""
         self.expectation: Expectation | None = None
         """While it waits: what it will have stored, if its prompt was read token by token."""
+        self.router = router
+        self.number = number
+        """In that router's journal, if there is one."""
+        self.own = own
+        """False: another router holds it, which alone may send it."""
         self.flight: InFlight | None = None
         """Set when it was sent; still ``None`` in the outbox when no replica is left for it."""
 
@@ -49,22 +80,25 @@ class Held:
 class HoldQueue:
     """Requests held for one replica. Prefill seconds are those predicted when they were held."""
 
-    __slots__ = ("_by_deadline", "_by_prefill", "prefill_s")
+    __slots__ = ("_by_deadline", "_by_prefill", "own", "prefill_s")
 
     def __init__(self) -> None:
         self._by_prefill: list[Held] = []
         self._by_deadline: list[Held] = []
         self.prefill_s = 0.0
         """Of all that wait here."""
+        self.own = 0
+        """How many of them this router holds."""
 
     def __len__(self) -> int:
         return len(self._by_prefill)
 
     def add(self, held: Held) -> None:
         """One more waits."""
-        insort(self._by_prefill, held, key=_prefill)
+        insort(self._by_prefill, held, key=_order)
         insort(self._by_deadline, held, key=_deadline)
         self.prefill_s += held.prefill_s
+        self.own += held.own
 
     def ahead_s(self, prefill_s: float) -> float:
         """Prefill seconds that go before a newcomer of ``prefill_s``."""
@@ -82,6 +116,15 @@ class HoldQueue:
         first = self._by_deadline[0]
         return first if first.deadline <= now else self._by_prefill[0]
 
+    def next_own(self, now: float) -> Held | None:
+        """Who goes next of those this router holds. O(others') requests before it."""
+        if not self.own:
+            return None
+        first = next(held for held in self._by_deadline if held.own)
+        if first.deadline <= now:
+            return first
+        return next(held for held in self._by_prefill if held.own)
+
     def take(self, now: float) -> Held:
         """Who goes next, out of the queue. Raises ``IndexError`` when nobody waits."""
         held = self.next(now)
@@ -95,3 +138,4 @@ class HoldQueue:
         self._by_prefill.remove(held)
         self._by_deadline.remove(held)
         self.prefill_s = self.prefill_s - held.prefill_s if self._by_prefill else 0.0
+        self.own -= held.own

@@ -21,7 +21,16 @@ class Usage:
 class InFlight:
     """Owned by the fleet, which alone changes it."""
 
-    __slots__ = ("booking", "decision", "expectation", "first_token_at", "prompt", "replica", "sent_at")
+    __slots__ = (
+        "booking",
+        "decision",
+        "expectation",
+        "first_token_at",
+        "number",
+        "prompt",
+        "replica",
+        "sent_at",
+    )
 
     def __init__(
         self,
@@ -38,6 +47,8 @@ class InFlight:
         self.booking = booking
         self.sent_at = now
         self.first_token_at: float | None = None
+        self.number = 0
+        """Its number in the journal, if there is one."""
         self.expectation = expectation
         """What it will have stored, if its prompt was read token by token."""
 

@@ -152,6 +152,10 @@ class Ledger:
         """Seconds since all that is queued should have been over; 0 before, and when nothing is queued."""
         return max(0.0, now - self.free_at) if self.queued else 0.0
 
+    def idle_s(self, now: float) -> float:
+        """Seconds since nothing is queued; 0 while something is."""
+        return 0.0 if self.queued else now - self._since
+
     @property
     def free_at(self) -> float:
         """When all that is queued will have its first token, if the predictions hold."""

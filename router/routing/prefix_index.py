@@ -185,6 +185,29 @@ class PrefixIndex:
             node.queued &= ~(1 << replica)
         self._heaps[replica].clear()
 
+    def chains(self, replica: int) -> Iterator[Sequence[int]]:
+        """Key chains that make up all ``replica`` holds, the least recently used first.
+
+        The index may change meanwhile: what is gone by then is left out. Cost: O(leaves) at the start, then
+        O(blocks) for each chain.
+        """
+        bit = 1 << replica
+        leaves = [node for _, _, node in self._heaps[replica] if node.mask & bit]
+        leaves.sort(key=lambda node: node.holders[replica])
+
+        def walk() -> Iterator[Sequence[int]]:
+            for leaf in leaves:
+                if leaf.parent is None or not leaf.mask & bit:
+                    continue
+                runs = []
+                node: _Node | None = leaf
+                while node is not None and node is not self._root:
+                    runs.append(node.keys)
+                    node = node.parent
+                yield [key for run in reversed(runs) for key in run]
+
+        return walk()
+
     def nodes(self) -> int:
         """Nodes in the tree, for size reports. O(nodes)."""
         return sum(1 for _ in self._walk())

@@ -8,7 +8,7 @@ from router.routing.calibration import ReplicaCost
 from router.routing.credit import Credit
 from router.routing.health import Health, HealthState
 from router.routing.hold import HoldQueue
-from router.routing.ledger import Ledger
+from router.routing.ledger import Booking, Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class ReplicaState:
     __slots__ = (
         "cost",
         "credit",
+        "drain_version",
         "draining",
         "health",
         "held",
@@ -58,6 +59,8 @@ class ReplicaState:
         self.draining = False
         self.leaving = False
         """Taken out of the config: forgotten once nothing is in flight there."""
+        self.drain_version = 0
+        """How many orders about draining there were, at any router; the latest counts."""
         self.models: frozenset[str] | None
         """Models it serves; ``None`` until it told."""
         self.respecified(spec)
@@ -93,6 +96,39 @@ class ReplicaState:
         self.spec = spec
         self.weight = spec.weight
         self.models = frozenset({spec.model}) if spec.model else None
+
+    def book(self, prefill_s: float, new_tokens: int, expected_output_tokens: int, now: float) -> Booking:
+        """A request was sent here, by whichever router."""
+        if self.ledger.queued == 0:
+            self.cost.prefill_started(now)
+        return self.ledger.book(prefill_s, new_tokens, expected_output_tokens, now)
+
+    def first_token(self, booking: Booking, matched_tokens: int, now: float, *, seen: bool = True) -> None:
+        """Its prefill is over. Teaches what prefill costs here, if the token was ``seen``."""
+        self.ledger.first_token(booking, now)
+        self._prefill_over(booking, matched_tokens, now, learn=seen)
+
+    def over(self, booking: Booking, matched_tokens: int, now: float, *, computed: bool) -> bool:
+        """It ended. True if that was before its first token; ``computed``: its prefill took no longer."""
+        was_queued = booking.state == Booking.QUEUED
+        self.ledger.release(booking, now)
+        if was_queued:
+            self._prefill_over(booking, matched_tokens, now, learn=computed)
+        return was_queued
+
+    def _prefill_over(self, booking: Booking, matched_tokens: int, now: float, *, learn: bool) -> None:
+        if learn:
+            self.cost.prefill_finished(now, booking.new_tokens, matched_tokens, self.ledger.queued)
+        else:
+            self.cost.prefill_abandoned(now, self.ledger.queued)
+
+    def drain_ordered(self, on: bool, version: int) -> bool:
+        """An operator's order, given at some router. True if it changes anything; the cautious wins a tie."""
+        if version < self.drain_version or (version == self.drain_version and not on):
+            return False
+        self.drain_version = version
+        changed, self.draining = self.draining is not on, on
+        return changed
 
     def reported(self, report: LoadReport) -> None:
         """Its own gauges. KV room costs nothing up to 80% in use, rising to one second when full."""

@@ -1,0 +1,93 @@
+"""What one router tells the others: events of the past, small enough to be sent for every request.
+
+A request has a number, unique in its router's life. Replicas go by name, as every router of a fleet knows
+them. Times are seconds; an instant is told as seconds from when it is told, for clocks differ.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+
+class WorkHeld(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
+    """A request waits in its router for ``replica``."""
+
+    request: int
+    replica: str
+    prefill_s: float
+    deadline_in_s: float
+    """Until it goes before all that are not overdue."""
+    matched_tokens: int
+    keys: Sequence[int]
+    naming: str | None = None
+
+
+class WorkSent(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
+    """A request was sent to ``replica``."""
+
+    request: int
+    replica: str
+    prefill_s: float
+    matched_tokens: int
+    new_tokens: int
+    expected_output_tokens: int
+    cold_prefill_s: float | None
+    """Of the whole prompt, had nothing been cached; ``None`` if it did not just arrive: a retry, or old."""
+    keys: Sequence[int]
+    """The chained keys of its prompt's whole blocks, in ``naming``."""
+    naming: str | None = None
+    """``None``: keys of text. Else the replica's own, as ``BlockNaming.described`` has it."""
+
+
+class FirstTokenCame(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
+    """The request's prefill is over. ``seen`` is False if that is only taken to be so (not streamed)."""
+
+    request: int
+    seen: bool = True
+
+
+class WorkOver(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
+    """The request is no longer sent, or no longer held. ``computed``: its blocks are there."""
+
+    request: int
+    computed: bool = True
+
+
+class ReplicaFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):
+    """The router ejected ``replica``."""
+
+    replica: str
+
+
+class CacheLost(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=6):
+    """``replica`` turned out to have lost its cache."""
+
+    replica: str
+
+
+class ReplicaDrained(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=7):
+    """An operator drained ``replica``, or gave it back. Of two orders the higher ``version`` counts."""
+
+    replica: str
+    on: bool
+    version: int
+
+
+class PromptStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=8):
+    """``replica`` has computed a prompt with these blocks, some time ago."""
+
+    replica: str
+    keys: Sequence[int]
+    naming: str | None = None
+
+
+PeerEvent = (
+    WorkHeld
+    | WorkSent
+    | FirstTokenCame
+    | WorkOver
+    | ReplicaFailed
+    | CacheLost
+    | ReplicaDrained
+    | PromptStored
+)

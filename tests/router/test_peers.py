@@ -1,0 +1,342 @@
+"""What other routers tell: every ledger agrees in the end, whatever is late or lost; nothing of the dead stays."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.routing.fleet import Fleet, FleetSettings
+from router.routing.health import HealthState
+from router.routing.hold import Held
+from router.routing.in_flight import InFlight, Usage
+from router.routing.journal import MAX_EVENTS, Journal
+from router.routing.peer_events import PeerEvent, WorkSent
+from router.routing.policies import POLICIES
+from router.routing.prompt_blocks import Prompt, UniformLayout
+from router.routing.replica_state import ReplicaSpec
+from router.routing.retry import Failure
+
+BLOCK = 16
+
+
+def make_fleet(router: str, *, replicas: int = 2, hold: bool = False) -> tuple[Fleet, Journal]:
+    fleet = Fleet(
+        [ReplicaSpec(f"r{index}", f"http://r{index}") for index in range(replicas)],
+        POLICIES["predicted_finish"](random.Random(1)),
+        FleetSettings(hold=hold),
+        layout=UniformLayout(BLOCK),
+        tokens_per_unit=1.0,
+    )
+    for replica in range(replicas):
+        fleet.probe_succeeded(replica, 0.0)
+    journal = fleet.journal = Journal(router, fleet.caches.exact)
+    return fleet, journal
+
+
+def prompt(name: int, blocks: int, *, stream: bool = True) -> Prompt:
+    keys = [name * 1_000_000 + block for block in range(blocks)]
+    return Prompt(keys=keys, units=blocks * BLOCK + 3, layout=UniformLayout(BLOCK), stream=stream)
+
+
+def sent(fleet: Fleet, name: int, blocks: int, now: float = 0.0) -> InFlight:
+    made = fleet.submit(prompt(name, blocks), now)
+    assert isinstance(made, InFlight)
+    return made
+
+
+def figures(fleet: Fleet) -> list[tuple[int, int, int]]:
+    return [(r.ledger.queued, r.ledger.decoding, r.ledger.outstanding_tokens) for r in fleet.replicas]
+
+
+def nothing(fleet: Fleet) -> bool:
+    return not any(map(any, figures(fleet))) and not any(len(r.held) for r in fleet.replicas)
+
+
+def test_a_request_is_in_the_others_ledger_from_its_dispatch_to_its_end() -> None:
+    here, journal = make_fleet("a")
+    there, _ = make_fleet("b")
+    flight = sent(here, 1, 100)
+    there.peers.told("a", journal.take(), 0.01)
+    assert figures(there) == figures(here) and there.peers.outstanding("a") == 1
+    index = flight.replica.index
+    assert there.index.match(prompt(1, 100).keys)[index] == 100, "its blocks will be there"
+    here.first_token(flight, 0.5)
+    there.peers.told("a", journal.take(), 0.51)
+    assert figures(there) == figures(here) and there.replicas[index].ledger.decoding == 1
+    here.finished(flight, 1.0, Usage(1_603, 10, 0))
+    there.peers.told("a", journal.take(), 1.01)
+    assert nothing(there) and there.peers.outstanding("a") == 0
+
+
+def test_what_was_never_computed_is_not_believed_there_either() -> None:
+    here, journal = make_fleet("a")
+    there, _ = make_fleet("b")
+    flight = sent(here, 1, 100)
+    here.failed(flight, 0.1, Failure.CLOSED)
+    there.peers.told("a", journal.take(), 0.2)
+    assert there.index.match(prompt(1, 100).keys) == [0, 0] and nothing(there)
+
+
+def test_two_routers_do_not_choose_the_same_idle_replica() -> None:
+    here, journal = make_fleet("a")
+    there, _ = make_fleet("b")
+    flight = sent(here, 1, 500)
+    there.peers.told("a", journal.take(), 0.0)
+    assert sent(there, 2, 500).replica.index != flight.replica.index
+
+
+def test_others_prefill_is_not_taken_for_slowness() -> None:
+    """Alone it would seem twice as slow: every second request on the replica is another router's."""
+    cost_s = 0.2
+    factors = []
+    for shared in (True, False):
+        here, journal = make_fleet("a", replicas=1)
+        there, _ = make_fleet("b", replicas=1)
+        now = 0.0
+        for name in range(100):
+            flights = sent(here, 2 * name, 100, now), sent(there, 2 * name + 1, 100, now)
+            if shared:
+                there.peers.told("a", journal.take(), now)
+            here.first_token(flights[0], now + cost_s)
+            if shared:
+                there.peers.told("a", journal.take(), now + cost_s)
+            there.first_token(flights[1], now + 2 * cost_s)
+            here.finished(flights[0], now + 2 * cost_s)
+            there.finished(flights[1], now + 2 * cost_s)
+            now += 1.0
+        factors.append(there.replicas[0].cost.prefill_factor)
+    assert factors[1] == pytest.approx(2.0 * factors[0], rel=0.1)
+
+
+def test_the_dead_hold_nothing() -> None:
+    here, journal = make_fleet("a", hold=True)
+    there, _ = make_fleet("b", hold=True)
+    for name in range(20):
+        here.submit(prompt(name, 300), 0.0)
+    there.peers.told("a", journal.take(), 0.0)
+    mine = [there.submit(prompt(100 + name, 300), 0.0) for name in range(3)]
+    assert all(isinstance(one, Held) for one in mine)
+    there.peers.gone("a", 5.0)
+    assert len(there.outbox) == 2 and there.peers.outstanding("a") == 0, "one on each replica, at once"
+    assert sum(r.ledger.queued for r in there.replicas) == 2
+
+
+def test_one_queue_for_all_routers() -> None:
+    """The shortest goes first, whoever holds it; only its router sends it."""
+    here, journal = make_fleet("a", replicas=1, hold=True)
+    there, other = make_fleet("b", replicas=1, hold=True)
+    running = sent(here, 1, 500)
+    there.peers.told("a", journal.take(), 0.0)
+    here.submit(prompt(2, 400), 0.0, context="long")
+    there.submit(prompt(3, 50), 0.0, context="short")
+    there.peers.told("a", journal.take(), 0.0)
+    here.peers.told("b", other.take(), 0.0)
+    assert [len(fleet.replicas[0].held) for fleet in (here, there)] == [2, 2]
+    here.first_token(running, 1.0)
+    assert not here.outbox, "the other router's goes first"
+    there.peers.told("a", journal.take(), 1.0)
+    assert [held.context for held in there.outbox] == ["short"]
+    here.peers.told("b", other.take(), 1.0)
+    assert not here.outbox and len(here.replicas[0].held) == 1
+    flight = there.outbox.pop().flight
+    assert flight is not None
+    there.first_token(flight, 1.1)
+    here.peers.told("b", other.take(), 1.1)
+    assert [held.context for held in here.outbox] == ["long"]
+
+
+def test_a_peer_that_does_not_take_its_turn_is_passed_over() -> None:
+    here, journal = make_fleet("a", replicas=1, hold=True)
+    there, other = make_fleet("b", replicas=1, hold=True)
+    running = sent(here, 1, 500)
+    there.peers.told("a", journal.take(), 0.0)
+    there.submit(prompt(3, 50), 0.0)
+    here.peers.told("b", other.take(), 0.0)
+    here.submit(prompt(2, 400), 0.0)
+    here.first_token(running, 1.0)
+    here.tick(1.01)
+    assert not here.outbox
+    here.tick(1.2)
+    assert len(here.outbox) == 1
+
+
+def test_the_latest_order_about_draining_counts_everywhere() -> None:
+    here, journal = make_fleet("a")
+    there, other = make_fleet("b")
+    here.drained(0, 0.0)
+    there.peers.told("a", journal.take(), 0.1)
+    assert there.replicas[0].draining and not len(other), "what was heard is not repeated"
+    there.drained(0, 0.2, on=False)
+    here.peers.told("b", other.take(), 0.3)
+    assert not here.replicas[0].draining
+    late, _ = make_fleet("c")
+    late.peers.stated("b", other.statement(there.replicas, 1.0), 1.0)
+    late.peers.stated("a", journal.statement(here.replicas, 1.0), 1.0)
+    assert not late.replicas[0].draining and late.replicas[0].drain_version == 2
+
+
+def test_what_a_peer_ejected_is_doubted_and_one_failure_decides() -> None:
+    here, journal = make_fleet("a")
+    there, _ = make_fleet("b")
+    here.probe_failed(0, 0.0, refused=True)
+    there.peers.told("a", journal.take(), 0.0)
+    assert there.replicas[0].health.state is HealthState.SUSPECT and there.peers.doubted == {"r0"}
+    there.probe_failed(0, 0.1)
+    assert there.replicas[0].health.state is HealthState.EJECTED
+
+
+def test_a_lost_cache_is_lost_for_all() -> None:
+    here, journal = make_fleet("a", replicas=1)
+    there, _ = make_fleet("b", replicas=1)
+    flight = sent(here, 1, 100)
+    here.finished(flight, 0.5, Usage(1_603, 10, 0))
+    flight = sent(here, 1, 100, 1.0)
+    there.peers.told("a", journal.take(), 1.0)
+    assert there.index.match(prompt(1, 100).keys) == [100]
+    here.finished(flight, 1.5, Usage(1_603, 10, 0))
+    there.peers.told("a", journal.take(), 1.5)
+    assert there.index.match(prompt(1, 100).keys) == [0]
+
+
+def test_replicas_that_are_not_known_here_are_counted_and_left() -> None:
+    here, journal = make_fleet("a", replicas=2)
+    there, _ = make_fleet("b", replicas=1)
+    flights = [sent(here, name, 100) for name in range(2)]
+    there.peers.told("a", journal.take(), 0.0)
+    assert there.peers.unknown == 1 and there.peers.outstanding("a") == 1
+    for flight in flights:
+        here.finished(flight, 1.0)
+    there.peers.told("a", journal.take(), 1.0)
+    assert nothing(there)
+
+
+def test_the_journal_is_bounded_and_the_next_statement_makes_up_for_it() -> None:
+    here, journal = make_fleet("a", replicas=1)
+    there, _ = make_fleet("b", replicas=1)
+    for name in range(MAX_EVENTS // 2):
+        here.finished(sent(here, name % 50, 3), 0.0)
+    assert journal.dropped == 0
+    running = sent(here, 7, 50)
+    assert len(journal) <= MAX_EVENTS and journal.dropped == MAX_EVENTS
+    there.peers.stated("a", journal.statement(here.replicas, 0.0), 0.0)
+    assert figures(there) == figures(here) and there.peers.outstanding("a") == 1
+    assert all(there.index.match(prompt(name, 3).keys) == [3] for name in range(50)), "prompts are not lost"
+    here.finished(running, 1.0)
+    there.peers.told("a", journal.take(), 1.0)
+    assert nothing(there)
+
+
+class Link:
+    """One way from a router to another: late, and at times everything is lost until the next statement."""
+
+    def __init__(self, origin: Fleet, journal: Journal, target: Fleet) -> None:
+        self.origin, self.journal, self.target = origin, journal, target
+        self.under_way: list[list[PeerEvent]] = []
+        self.lossy = False
+
+    def carry(self, now: float) -> None:
+        for events in self.under_way:
+            self.target.peers.told(self.journal.router, events, now)
+        self.under_way.clear()
+
+    def restate(self, now: float) -> None:
+        self.carry(now)
+        statement = self.journal.statement(self.origin.replicas, now)
+        self.target.peers.stated(self.journal.router, statement, now)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.booleans())
+def test_ledgers_of_peers_converge_to_zero(seed: int, hold: bool) -> None:
+    rng = random.Random(seed)
+    made = [make_fleet(name, hold=hold) for name in "ab"]
+    links = [Link(*made[0], made[1][0]), Link(*made[1], made[0][0])]
+    flights: list[tuple[Fleet, InFlight]] = []
+    waiting: list[tuple[Fleet, Held]] = []
+
+    def released() -> None:
+        for fleet, _ in made:
+            for held in fleet.outbox:
+                waiting.remove((fleet, held))
+                if held.flight is not None:
+                    flights.append((fleet, held.flight))
+            fleet.outbox.clear()
+
+    def submit(now: float) -> None:
+        fleet, _ = rng.choice(made)
+        one = fleet.submit(prompt(rng.randrange(5), rng.randrange(1, 300), stream=rng.random() < 0.8), now)
+        if isinstance(one, Held):
+            waiting.append((fleet, one))
+        else:
+            flights.append((fleet, one))
+
+    def end(now: float) -> None:
+        if not flights:
+            return
+        fleet, flight = flights.pop(rng.randrange(len(flights)))
+        ends: list[Callable[[], object]] = [
+            lambda: fleet.finished(flight, now, Usage(flight.prompt.units, 5, 0)),
+            lambda: fleet.failed(flight, now, Failure.CLOSED),
+            lambda: fleet.cancelled(flight, now),
+            lambda: fleet.refused(flight, now),
+        ]
+        rng.choice(ends)()
+
+    def drop(now: float) -> None:
+        if waiting:
+            fleet, held = waiting.pop(rng.randrange(len(waiting)))
+            fleet.dropped(held, now)
+
+    def first_token(now: float) -> None:
+        if flights:
+            fleet, flight = rng.choice(flights)
+            fleet.first_token(flight, now)
+
+    def carry(now: float) -> None:
+        for link in links:
+            if rng.random() < 0.7:
+                link.under_way.append(link.journal.take())
+                if rng.random() < 0.2:  # lost: from here on only a statement helps
+                    link.journal.missed(link.under_way.pop())
+                    link.lossy = True
+            if rng.random() < 0.5:
+                link.carry(now)
+
+    now = 0.0
+    for _ in range(rng.randrange(10, 120)):
+        now += rng.random() * 0.2
+        rng.choice((submit, submit, first_token, end, drop, carry, carry))(now)
+        for fleet, _ in made:
+            fleet.tick(now)
+        released()
+    while flights or waiting:
+        now += 0.5
+        for fleet, flight in flights:
+            fleet.finished(flight, now)
+        flights.clear()
+        for link in links:
+            link.restate(now)
+        for fleet, _ in made:
+            fleet.tick(now)
+        released()
+    for link in links:
+        link.restate(now)
+    for fleet, journal in made:
+        assert nothing(fleet), figures(fleet)
+        assert journal.outstanding == 0 and fleet.held == 0
+        fleet.index.check_invariants()
+
+
+def test_a_statement_replaces_what_was_known() -> None:
+    here, journal = make_fleet("a")
+    there, _ = make_fleet("b")
+    flights = [sent(here, name, 100) for name in range(6)]
+    there.peers.told("a", journal.take()[:4], 0.0)
+    here.first_token(flights[0], 0.5)
+    here.finished(flights[1], 0.5)
+    statement = journal.statement(here.replicas, 0.6)
+    assert sum(isinstance(event, WorkSent) for event in statement) == 5
+    there.peers.stated("a", statement, 0.6)
+    assert figures(there) == figures(here)
