@@ -1,4 +1,4 @@
-"""What other routers tell: every ledger agrees in the end, whatever is late or lost; nothing of the dead stays."""
+"""What other routers tell: ledgers agree in the end, whatever is late or lost; nothing of the dead stays."""
 
 import random
 from collections.abc import Callable
