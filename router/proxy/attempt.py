@@ -86,6 +86,11 @@ class Attempt:
             self._service.fleet.first_token(self._flight, now)
             self._service.send_released(now)
 
+    def progressed(self, now: float) -> None:
+        """More of the answer came lately."""
+        if self._flight is not None:
+            self._service.fleet.progressed(self._flight, now)
+
     def finished(self, now: float, usage: Usage | None) -> None:
         """The answer was passed on whole. The caller sends what is released by it."""
         flight, self._flight = self._flight, None
@@ -113,6 +118,11 @@ class Attempt:
             self._service.fleet.cancelled(flight, now)
             self._service.send_released(now)
         self.drop()
+
+    @property
+    def unreachable(self) -> bool:
+        """The replica was ejected because it answers nobody."""
+        return self._flight is not None and self._flight.replica.health.unreachable
 
     @property
     def booked(self) -> bool:

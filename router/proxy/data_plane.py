@@ -24,6 +24,8 @@ HOLD_TICK_S = 0.01
 SWEEP_AT_ONCE = 256
 SWEEP_PAUSE_S = 0.002
 """Thousands of clients are swept in pieces, with the loop's other work in between."""
+LAST_REQUESTS_S = 0.1
+"""Requests that were on their way on open connections when the door closed are still read."""
 LAST_FLUSH_S = 1.0
 """After ``stop``'s time-out, clients have so long to take their last bytes."""
 
@@ -80,6 +82,7 @@ class DataPlane:
         self.begin_shutdown()
         if self._server is not None:
             self._server.close()
+            await asyncio.sleep(LAST_REQUESTS_S)
         for client in list(self._clients):
             client.shut_down(now=False)
         if not await self._gone_within(timeout_s, self._client_connections):

@@ -31,7 +31,7 @@ from router.proxy.router_error import (
     RouterError,
 )
 from router.proxy.service import Service
-from router.routing.decision import NoReplica
+from router.routing.decision import Decision, NoReplica
 from router.routing.hold import Held
 from router.routing.in_flight import InFlight
 from router.routing.prompt_blocks import UNREADABLE, Prompt, read_prompt
@@ -199,18 +199,37 @@ class Exchange:
             self._refuse(error)
 
     def _try_again(self, failure: Failure, now: float) -> bool:
+        decision = self._another(failure, now)
+        if decision is None:
+            return False
+        self._begin_again(decision, now)
+        return True
+
+    def _another(self, failure: Failure, now: float) -> Decision | None:
+        """Where the request may be tried after ``failure``, if anywhere; the budget is charged for it."""
         service = self._service
         if failure not in RETRYABLE or self._attempts >= self.settings.attempts:
-            return False
+            return None
         try:
             decision = service.fleet.decide(self._prompt, now, tried=self._tried, session=self._head.session)
         except NoReplica:
-            return False
-        if not service.budget.take(failure, self._attempts):
-            return False
+            return None
+        return decision if service.budget.take(failure, self._attempts) else None
+
+    def _begin_again(self, decision: Decision, now: float) -> None:
+        service = self._service
         service.counters.retries += 1
         self._begin(service.fleet.sent(self._prompt, decision, now), now)
         service.send_released(now)
+
+    def _leave(self, attempt: Attempt, now: float) -> bool:
+        """Try another replica, if there is one, although this one may still answer."""
+        decision = self._another(Failure.SILENT, now)
+        if decision is None:
+            return False
+        attempt.drop()
+        attempt.failed(now, Failure.SILENT)
+        self._begin_again(decision, now)
         return True
 
     # --- the answer ------------------------------------------------------------------------------
@@ -469,9 +488,11 @@ class Exchange:
                 self.fail(HOLD_TIMEOUT)
                 return
         elif self._answer is None:
-            if attempt is not None and self._attempt_overdue(attempt, now - attempt.sent_at):
+            if attempt is not None and self._attempt_overdue(attempt, now):
                 return
         elif self._moved or self.client.write_paused:
+            if self._moved and attempt is not None:
+                attempt.progressed(now)
             self._moved = False
             self._moved_at = now
         elif now - self._moved_at > settings.idle_s:
@@ -480,8 +501,11 @@ class Exchange:
         if settings.total_s is not None and now - self._started_at > settings.total_s:
             self.fail(TOTAL_TIMEOUT)
 
-    def _attempt_overdue(self, attempt: Attempt, waited_s: float) -> bool:
+    def _attempt_overdue(self, attempt: Attempt, now: float) -> bool:
+        waited_s = now - attempt.sent_at
         if attempt.waits_for_answer:
+            if attempt.unreachable and self._leave(attempt, now):
+                return False
             if waited_s > self.settings.first_byte_s:
                 self._attempt_failed(Failure.FIRST_BYTE_TIMEOUT, FIRST_BYTE_TIMEOUT, "time-out")
                 return True

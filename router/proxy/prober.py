@@ -88,6 +88,7 @@ class Prober:
     async def _probe(self, replica: ReplicaState) -> bool:
         """GET the health path; whatever goes wrong is the replica's failure, never the prober's end."""
         assert self._session is not None
+        asked_at = self._clock()
         try:
             async with self._session.get(replica.spec.url + self._config.health.path) as answer:
                 status = answer.status
@@ -95,7 +96,10 @@ class Prober:
         except aiohttp.ClientConnectorError:
             self._fleet.probe_failed(replica.index, self._clock(), refused=True)
             return False
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        except TimeoutError:
+            self._fleet.probe_failed(replica.index, self._clock(), asked_at=asked_at)
+            return False
+        except (aiohttp.ClientError, OSError, ValueError):
             self._fleet.probe_failed(replica.index, self._clock())
             return False
         # 404 and 405: alive, but an OpenAI server without that path.

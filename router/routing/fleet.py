@@ -367,15 +367,22 @@ class Fleet:
             return
         flight.first_token_at = now
         replica = flight.replica
+        replica.progress_at = now
         if flight.booking.state == Booking.QUEUED:
             replica.first_token(flight.booking, flight.decision.matched_tokens, now)
             if self.journal is not None:
                 self.journal.first_token(flight)
             self._send_held(replica, now)
 
+    @staticmethod
+    def progressed(flight: InFlight, now: float) -> None:
+        """More of the answer came lately. Need not be told of every event."""
+        flight.replica.progress_at = now
+
     def finished(self, flight: InFlight, now: float, usage: Usage | None = None) -> None:
         """The last byte was passed on. Learns from ``usage`` and from how long it took."""
         replica = flight.replica
+        replica.progress_at = now
         sequences = replica.ledger.decoding
         if flight.over:
             return
@@ -421,7 +428,7 @@ class Fleet:
         if failure is Failure.CONNECT:
             replica.health.connect_failed(now)
             self.caches.unreachable(replica.index)
-        elif failure is not Failure.BUSY:  # busy is not broken
+        elif failure not in (Failure.BUSY, Failure.SILENT):  # busy is not broken; silence probes have told
             replica.health.request_failed(now)
         self._may_be_ejected(replica, before, now)
 
@@ -515,9 +522,17 @@ class Fleet:
             self.replicas[replica].models = models
             self.replicas.changed()
 
-    def probe_failed(self, replica: int, now: float, *, refused: bool = False) -> None:
-        """The replica did not answer its probe; ``refused``: nobody listens there."""
+    def probe_failed(
+        self, replica: int, now: float, *, refused: bool = False, asked_at: float | None = None
+    ) -> None:
+        """The replica did not answer its probe; ``refused``: nobody listens there.
+
+        ``asked_at``: it did not answer in time what it was asked then. One that went on with its requests
+        meanwhile is busy, not dead, and nothing is held against it.
+        """
         state = self.replicas[replica]
+        if asked_at is not None and state.progress_at > asked_at:
+            return
         before = state.health.state
         if refused:
             state.health.connect_failed(now)

@@ -51,11 +51,21 @@ class Health:
     <HealthState.HEALTHY: 'healthy'>
     """
 
-    __slots__ = ("_ejected_until", "_ejections", "_failures", "_probe_failures", "settings", "state")
+    __slots__ = (
+        "_ejected_until",
+        "_ejections",
+        "_failures",
+        "_probe_failures",
+        "settings",
+        "state",
+        "unreachable",
+    )
 
     def __init__(self, settings: HealthSettings, state: HealthState = HealthState.HEALTHY) -> None:
         self.settings = settings
         self.state = state
+        self.unreachable = False
+        """Ejected because nobody was there to answer; what was sent there will hardly be answered, either."""
         self._failures = 0
         self._probe_failures = 0
         self._ejections = 0
@@ -88,11 +98,13 @@ class Health:
     def connect_failed(self, now: float) -> None:
         """No connection could be made: nobody is there, and the next request would fail as well."""
         self._failures += 1
+        self.unreachable = True
         self._eject(now)
 
     def probe_succeeded(self, now: float) -> None:
         """The replica answered its probe."""
         self._probe_failures = 0
+        self.unreachable = False
         if self.state is HealthState.EJECTED and now >= self._ejected_until:
             self.state = HealthState.PROBATION
             self._failures = 0
@@ -103,6 +115,7 @@ class Health:
         """The replica did not answer its probe as a healthy one does."""
         self._probe_failures += 1
         if self.state is HealthState.UNKNOWN or self._probe_failures >= self.settings.probe_failures_to_eject:
+            self.unreachable = True
             self._eject(now)
 
     def _eject(self, now: float) -> None:

@@ -42,6 +42,7 @@ class ReplicaState:
         "models",
         "name",
         "probed",
+        "progress_at",
         "requests",
         "room_price_s",
         "spec",
@@ -68,6 +69,8 @@ class ReplicaState:
         self.kv_tokens: int | None = None
         self.room_price_s = 0.0
         self.probed = False
+        self.progress_at = 0.0
+        """When it last showed that it works: a first token, more of an answer, the end of one."""
         self.requests = 0
 
     @property

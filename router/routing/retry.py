@@ -17,13 +17,24 @@ class Failure(Enum):
     """The replica answered 429, or 503 with Retry-After: alive, full."""
     FIRST_BYTE_TIMEOUT = auto()
     """No first byte in time; what the replica did with the request is unknown."""
+    SILENT = auto()
+    """While the request waited for its first byte, the replica stopped answering its probes."""
     BROKEN = auto()
     """The transfer broke or stalled after the first byte."""
     GARBAGE = auto()
     """What came was not HTTP."""
 
 
-RETRYABLE = frozenset({Failure.CONNECT, Failure.CLOSED, Failure.STATUS_5XX, Failure.BUSY, Failure.GARBAGE})
+RETRYABLE = frozenset(
+    {
+        Failure.CONNECT,
+        Failure.CLOSED,
+        Failure.STATUS_5XX,
+        Failure.BUSY,
+        Failure.SILENT,
+        Failure.GARBAGE,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -24,8 +24,11 @@ QUICK_HEALTH = {"interval_s": 0.05, "timeout_s": 0.3, "backoff_s": 0.1}
 class RouterRig:
     """What a scenario works with."""
 
-    def __init__(self, replicas: list[FakeReplica], keys: dict[str, Any]) -> None:
+    def __init__(
+        self, replicas: list[FakeReplica], others: list[dict[str, Any]], keys: dict[str, Any]
+    ) -> None:
         self.replicas = replicas
+        self._others = others
         self.next_config = self.config_with(**keys)
         """What a reload finds."""
         self.router = Router(self.next_config, lambda: self.next_config)
@@ -35,7 +38,14 @@ class RouterRig:
         """A config of the fake replicas, named r0, r1, …, unless ``keys`` has its own."""
         named = [{"url": replica.url, "name": f"r{index}"} for index, replica in enumerate(self.replicas)]
         return parse_config(
-            {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "seed": 1, "replicas": named} | keys, "test"
+            {
+                "listen": "127.0.0.1:0",
+                "admin": "127.0.0.1:0",
+                "seed": 1,
+                "replicas": [*named, *self._others],
+            }
+            | keys,
+            "test",
         )
 
     @property
@@ -94,20 +104,30 @@ class RouterRig:
 
 
 def with_router(
-    scenario: Callable[[RouterRig], Awaitable[None]], *, replicas: int = 1, down: int = 0, **config: Any
+    scenario: Callable[[RouterRig], Awaitable[None]],
+    *,
+    replicas: int = 1,
+    down: int = 0,
+    others: Sequence[dict[str, Any]] = (),
+    **config: Any,
 ) -> None:
-    """Run ``scenario`` against a fresh router, the last ``down`` replicas not listening at the start.
+    """Run ``scenario`` against a fresh router in front of ``replicas`` fakes and ``others``.
 
-    Afterwards everything must be released and nothing logged as an error.
+    The last ``down`` fakes do not listen at the start. Afterwards everything must be released and nothing
+    logged as an error.
     """
     config.setdefault("policy", {"kind": "round_robin"})
     config.setdefault("health", QUICK_HEALTH)
     config.setdefault("shutdown_timeout_s", 2.0)
-    uvloop.run(_run(scenario, replicas, down, config))
+    uvloop.run(_run(scenario, replicas, down, list(others), config))
 
 
 async def _run(
-    scenario: Callable[[RouterRig], Awaitable[None]], count: int, down: int, config: dict[str, Any]
+    scenario: Callable[[RouterRig], Awaitable[None]],
+    count: int,
+    down: int,
+    others: list[dict[str, Any]],
+    config: dict[str, Any],
 ) -> None:
     errors: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(repr(context)))
@@ -119,7 +139,7 @@ async def _run(
         await fake.start()
     for fake in fakes[count - down :]:
         await fake.kill()
-    rig = RouterRig(fakes, config)
+    rig = RouterRig(fakes, others, config)
     await rig.router.start()
     try:
         await scenario(rig)
