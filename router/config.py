@@ -161,6 +161,18 @@ class PolicyConfig(_Section):
         return self
 
 
+ControlField = Literal[
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "data_parallel_rank",
+    "kv_transfer_params",
+    "priority",
+    "routed_dp_rank",
+]
+"""The same as ``routing.control_fields.CONTROL_FIELDS``."""
+
+
 class StateConfig(_Section):
     """Where several routers share what they know."""
 
@@ -282,6 +294,8 @@ class RouterConfig(_Section):
     """Sent to replicas as a bearer token; without it a client's Authorization header is passed on
     only if ``forward_client_key`` is set."""
     forward_client_key: bool = False
+    client_control_fields: tuple[ControlField, ...] = ()
+    """Body fields that steer the engine and that clients may set all the same; others get 400."""
     shutdown_delay_s: Annotated[float, Field(ge=0)] = 0.0
     """On SIGTERM ``/readiness`` fails at once and requests are still accepted for this long."""
     shutdown_timeout_s: PositiveFloat = 30.0

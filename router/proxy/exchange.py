@@ -5,6 +5,7 @@ plane's sweep looks at its limits. Whatever happens, ``_over`` runs exactly once
 """
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from router.proxy.answer import Answer
@@ -15,6 +16,7 @@ from router.proxy.request_head import RequestHead
 from router.proxy.response_head import ResponseHead
 from router.proxy.router_error import (
     CONNECT_TIMEOUT,
+    CONTROL_FIELD,
     FIRST_BYTE_TIMEOUT,
     HOLD_FULL,
     HOLD_TIMEOUT,
@@ -31,6 +33,7 @@ from router.proxy.router_error import (
     RouterError,
 )
 from router.proxy.service import Service
+from router.routing.control_fields import may_hide_control_field
 from router.routing.decision import Decision, NoReplica
 from router.routing.hold import Held
 from router.routing.in_flight import InFlight
@@ -128,9 +131,23 @@ class Exchange:
             self._unseen_token = prompt.stream
             self._choose(self._service.clock())
 
+    def _refused_field(self) -> str | None:
+        """A field that the request sets and only the operator may; "" if it cannot be read but seems to."""
+        prompt = self._prompt
+        if prompt.controls:
+            allowed = self.settings.client_control_fields
+            return next((field for field in prompt.controls if field not in allowed), None)
+        if prompt is UNREADABLE and self.body and may_hide_control_field(self.body):
+            return ""
+        return None
+
     def _choose(self, now: float) -> None:
         service = self._service
         fleet = service.fleet
+        field = self._refused_field()
+        if field is not None:
+            self._refuse(replace(CONTROL_FIELD, param=field or None))
+            return
         if fleet.held >= self.settings.hold_max_requests:
             self._refuse(HOLD_FULL)
             return

@@ -21,6 +21,7 @@ from router.config import ConfigError, RouterConfig
 from router.proxy.chat_request import NotExact
 from router.proxy.counters import Counters
 from router.routing.block_naming import BlockNaming
+from router.routing.control_fields import control_fields
 from router.routing.prompt_blocks import UNREADABLE, Prompt, UniformLayout, request_limits, text_prompt
 
 if TYPE_CHECKING:
@@ -167,6 +168,7 @@ def _exact(model: "ExactModel", request: dict[str, Any], namings: Sequence[Block
         stream=request.get("stream") is True,
         max_tokens=max_tokens,
         chains=chains,
+        controls=control_fields(request),
     )
 
 

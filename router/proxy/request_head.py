@@ -239,12 +239,13 @@ def last_lines(request: RequestHead, request_id: bytes, body_bytes: int) -> byte
 def has_dot_segments(path: bytes) -> bool:
     """Whether a server behind us might resolve ``path`` to one outside ``/v1/``.
 
-    >>> [has_dot_segments(path) for path in (b"/v1/a..b", b"/v1/../x", b"/v1/%2E%2e/x", b"/v1/a/.")]
-    [False, True, True, True]
+    >>> paths = b"/v1/a..b", b"/v1/../x", b"/v1/%2E%2e/x", b"/v1/a/.", b"/v1/..;a=b/x"
+    >>> [has_dot_segments(path) for path in paths]
+    [False, True, True, True, True]
     """
     if b"." not in path and b"%2" not in path:
         return False
     plain = (
         path.lower().replace(b"%2e", b".").replace(b"%2f", b"/").replace(b"%5c", b"/").replace(b"\\", b"/")
     )
-    return any(segment in (b".", b"..") for segment in plain.split(b"/"))
+    return any(segment.partition(b";")[0] in (b".", b"..") for segment in plain.split(b"/"))

@@ -20,6 +20,8 @@ class RouterError:
     retry_after_s: int | None = None
     allow: str | None = None
     """Methods that the route has, for a 405."""
+    param: str | None = None
+    """The request's field that is at fault."""
 
     @property
     def kind(self) -> str:
@@ -35,13 +37,18 @@ class RouterError:
         message = f"{self.message} (request id {request_id})" if request_id else self.message
         if detail:
             message += f": {detail}"
-        error = {"message": message, "type": self.kind, "code": self.code, "param": None}
+        error = {"message": message, "type": self.kind, "code": self.code, "param": self.param}
         return orjson.dumps({"error": error})
 
 
 BAD_REQUEST = RouterError(400, "bad_http", "The request is not valid HTTP/1.1")
 NOT_FOUND = RouterError(404, "not_found", "Unknown path; expected /v1/..., /health or /readiness")
 MODEL_NOT_FOUND = RouterError(404, "model_not_found", "No replica serves the requested model; see /v1/models")
+CONTROL_FIELD = RouterError(
+    400,
+    "control_field",
+    "The request sets a field that steers the engine; the operator may allow it (client_control_fields)",
+)
 REQUEST_TIMEOUT = RouterError(408, "request_timeout", "The request did not arrive in time; send it again")
 BODY_TOO_LARGE = RouterError(413, "body_too_large", "The request body exceeds limits.body_bytes")
 HEADERS_TOO_LARGE = RouterError(431, "headers_too_large", "The request head exceeds limits.header_bytes")

@@ -27,6 +27,7 @@ class ProxySettings:
     expose_replica_urls: bool
     api_key: bytes | None
     forward_client_key: bool
+    client_control_fields: frozenset[str]
 
     @property
     def sweep_s(self) -> float:
@@ -68,4 +69,5 @@ def proxy_settings(config: RouterConfig) -> ProxySettings:
         expose_replica_urls=config.expose_replica_urls,
         api_key=config.api_key.get_secret_value().encode() if config.api_key else None,
         forward_client_key=config.forward_client_key,
+        client_control_fields=frozenset(config.client_control_fields),
     )

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import mmh3
 import orjson
 
+from router.routing.control_fields import control_fields
+
 if TYPE_CHECKING:
     from router.routing.block_naming import BlockNaming
 
@@ -95,7 +97,7 @@ class Prompt:
     of the chains.
     """
 
-    __slots__ = ("chains", "keys", "layout", "max_tokens", "model", "stream", "units")
+    __slots__ = ("chains", "controls", "keys", "layout", "max_tokens", "model", "stream", "units")
 
     def __init__(
         self,
@@ -107,6 +109,7 @@ class Prompt:
         stream: bool = False,
         max_tokens: int | None = None,
         chains: "Mapping[BlockNaming, Sequence[int]] | None" = None,
+        controls: tuple[str, ...] = (),
     ) -> None:
         self.keys = keys
         self.units = units
@@ -115,6 +118,8 @@ class Prompt:
         self.stream = stream
         self.max_tokens = max_tokens
         self.chains = chains
+        self.controls = controls
+        """Fields of ``control_fields.CONTROL_FIELDS`` that the request sets."""
 
 
 UNREADABLE = Prompt(keys=(), units=0)
@@ -178,6 +183,7 @@ def text_prompt(request: dict[str, Any]) -> Prompt:
         model=model,
         stream=request.get("stream") is True,
         max_tokens=max_tokens,
+        controls=control_fields(request),
     )
 
 

@@ -1,0 +1,52 @@
+"""Fields of a request that steer the engine or its peers rather than ask for an answer.
+
+Engines read them from the request's body because their own orchestrators put them there: where KV is pulled
+from, which rank computes, who goes first. Clients may set none of them unless the operator allows it.
+"""
+
+import re
+from typing import Any
+
+CONTROL_FIELDS = frozenset(
+    {
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "data_parallel_rank",
+        "kv_transfer_params",
+        "priority",
+        "routed_dp_rank",
+    }
+)
+_SPELLED = tuple(name.encode() for name in sorted(CONTROL_FIELDS))
+_ESCAPED_LETTER = re.compile(rb"\\u00(?:[46][1-9a-fA-F]|[57][0-9aA]|5[fF])")
+_BEFORE_OBJECT = b"\xef\xbb\xbf\xff\xfe \t\r\n"
+
+
+def control_fields(request: dict[str, Any]) -> tuple[str, ...]:
+    """Those that ``request`` sets.
+
+    >>> control_fields({"model": "m", "priority": 0, "kv_transfer_params": {}})
+    ('kv_transfer_params', 'priority')
+    """
+    if CONTROL_FIELDS.isdisjoint(request):
+        return ()
+    return tuple(sorted(CONTROL_FIELDS & request.keys()))
+
+
+def may_hide_control_field(body: bytes) -> bool:
+    r"""Whether a ``body`` that we cannot read might set one when a more lenient JSON reader reads it.
+
+    Python's takes ``NaN``, lone surrogates, a byte order mark, UTF-16 and UTF-32.
+
+    >>> may_hide_control_field(b'{"n":NaN,"priority":0}'), may_hide_control_field(b'{"n":NaN}')
+    (True, False)
+    >>> may_hide_control_field('{"priority":0}'.encode("utf-16"))
+    True
+    >>> may_hide_control_field(b'{"n":NaN,"\\u0070riority":0}')
+    True
+    """
+    if body[:64].replace(b"\0", b"").lstrip(_BEFORE_OBJECT)[:1] != b"{":
+        return False
+    plain = body.replace(b"\0", b"")
+    return any(name in plain for name in _SPELLED) or _ESCAPED_LETTER.search(plain) is not None
