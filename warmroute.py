@@ -99,6 +99,18 @@ def _plan(args: argparse.Namespace) -> int:
     return run(args)
 
 
+def _diagnose_arguments(parser: argparse.ArgumentParser) -> None:
+    from sim.diagnose.diagnose_command import add_arguments
+
+    add_arguments(parser)
+
+
+def _diagnose(args: argparse.Namespace) -> int:
+    from sim.diagnose.diagnose_command import run
+
+    return run(args)
+
+
 COMMANDS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None], Run]] = {
     "serve": (
         "run a router",
@@ -141,6 +153,12 @@ COMMANDS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None], R
         "warmroute plan configs/plans/online.yaml",
         _plan_arguments,
         _plan,
+    ),
+    "diagnose": (
+        "why is the hit rate low: where every prompt token went, and what to do",
+        "warmroute diagnose requests.jsonl --replicas 8",
+        _diagnose_arguments,
+        _diagnose,
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Argument types and arguments that ``simulate`` and ``replay`` have in common."""
+"""Argument types and arguments that ``simulate``, ``replay`` and ``diagnose`` have in common."""
 
 import argparse
 from collections.abc import Callable
@@ -49,6 +49,11 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
         f"Mooncake's conversation trace, in the package), or made up from the seed: {made_up_names()}; "
         "default %(default)s",
     )
+    add_sample_arguments(parser)
+
+
+def add_sample_arguments(parser: argparse.ArgumentParser) -> None:
+    """How much of the requests, and what is measured."""
     parser.add_argument(
         "--block-size",
         type=whole_number(1),

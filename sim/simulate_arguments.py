@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="timed traces: other times at the same mean rate: poisson, or gamma:VARIATION (3: bursts)",
     )
     _add_modes(parser.add_argument_group("other things to do"))
-    _add_replicas(parser.add_argument_group("replicas"))
-    _add_fleet(parser.add_argument_group("routers and what goes between"))
+    add_replica_arguments(parser.add_argument_group("replicas"))
+    add_fleet_arguments(parser.add_argument_group("routers and what goes between"))
 
 
 def _add_modes(group: argparse._ArgumentGroup) -> None:
@@ -96,7 +96,8 @@ def _add_modes(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_replicas(group: argparse._ArgumentGroup) -> None:
+def add_replica_arguments(group: argparse._ArgumentGroup) -> None:
+    """How many replicas, and what each can do."""
     group.add_argument(
         "--replicas",
         type=whole_number(1),
@@ -186,7 +187,8 @@ def _add_replicas(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_fleet(group: argparse._ArgumentGroup) -> None:
+def add_fleet_arguments(group: argparse._ArgumentGroup) -> None:
+    """Routers, events, metrics, and the network."""
     group.add_argument(
         "--no-hold",
         action="store_true",

@@ -1,13 +1,10 @@
-"""Hit rate against cache size, all sizes at once: LRU stack distances (Mattson et al., 1970).
-
-A block is a hit in an LRU cache exactly if fewer blocks than the cache holds were touched since its last
-touch. A request touches its blocks last to first, so a head is always younger than its tail: hits are
-prefixes, as in the replica's cache.
-"""
+"""Hit rate against cache size, all sizes at once, from one trace's reuse distances."""
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
+from itertools import chain
 
+from sim.reuse_distance import reuse_distances
 from sim.workload.trace import Trace
 
 
@@ -51,28 +48,12 @@ def cache_curve(trace: Trace) -> CacheCurve:
     >>> curve.distances, curve.hit_tokens(2 * 16), curve.hit_tokens(3 * 16), curve.capacity_for(0.9)
     ((3, 3, 3), 0, 48, 48)
     """
-    touches = sum(len(request.block_ids) for request in trace.requests)
-    live = _Counts(touches + 1)
-    last: dict[int, int] = {}
-    distances: list[int] = []
-    clock = 0
-    for request in trace.requests:
-        usable = (request.prompt_tokens - 1) // trace.block_tokens
-        known = [block for block in request.block_ids if block in last]
-        for place, block in enumerate(known):
-            if place < usable and request.block_ids[place] == block:
-                distances.append(live.from_on(last[block]))
-        for block in known:
-            live.add(last[block], -1)
-        for block in reversed(request.block_ids):
-            clock += 1
-            last[block] = clock
-            live.add(clock, 1)
-    distances.sort()
+    prompts = [(request.block_ids, request.prompt_tokens) for request in trace.requests]
+    distances = sorted(chain.from_iterable(reuse_distances(prompts, trace.block_tokens)))
     return CacheCurve(
         block_tokens=trace.block_tokens,
         prompt_tokens=sum(request.prompt_tokens for request in trace.requests),
-        unique_tokens=len(last) * trace.block_tokens,
+        unique_tokens=len({block for ids, _ in prompts for block in ids}) * trace.block_tokens,
         distances=tuple(distances),
     )
 
@@ -89,29 +70,3 @@ def coarser(trace: Trace, blocks: int) -> Trace:
         replace(request, block_ids=request.block_ids[blocks - 1 :: blocks]) for request in trace.requests
     )
     return Trace(trace.name, trace.block_tokens * blocks, requests)
-
-
-class _Counts:
-    """Sums over a range, one cell changed at a time (Fenwick tree)."""
-
-    __slots__ = ("_cells", "_total")
-
-    def __init__(self, size: int) -> None:
-        self._cells = [0] * (size + 1)
-        self._total = 0
-
-    def add(self, place: int, change: int) -> None:
-        self._total += change
-        cells = self._cells
-        while place < len(cells):
-            cells[place] += change
-            place += place & -place
-
-    def from_on(self, place: int) -> int:
-        """The sum from ``place`` to the end."""
-        below = place - 1
-        total = self._total
-        while below > 0:
-            total -= self._cells[below]
-            below -= below & -below
-        return total

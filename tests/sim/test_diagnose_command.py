@@ -1,0 +1,129 @@
+"""``warmroute diagnose``: text, JSON and HTML; bad files are refused with line and reason."""
+
+import gzip
+from pathlib import Path
+
+import orjson
+import pytest
+
+from tests.sim.diagnose_logs import Row, chats, system_prompt, write
+from warmroute import main
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(["diagnose", *arguments])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def dated(number: int) -> str:
+    return f"It is 10:{number % 60:02}, <b>key</b> sk-abcdefghijklmnop1234.\n{system_prompt()}"
+
+
+def log_rows() -> list[Row]:
+    rows = []
+    for number, body in enumerate(chats(system=dated)):
+        tokens = sum(len(message["content"]) for message in body["messages"]) // 4
+        rows.append(
+            {
+                "time": f"2026-11-29T10:{number // 60:02}:{number % 60:02}+00:00",
+                "app": "support" if number % 2 else "sales",
+                "replica": f"r{number % 3}",
+                "body": body,
+                "prompt_tokens": tokens,
+                "cached_tokens": 0,
+                "output_tokens": 30,
+            }
+        )
+    return rows
+
+
+def test_a_log_as_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = run(capsys, write(tmp_path, log_rows()), "--warmup", "0")
+    assert code == 0
+    assert "0.0% of prompt tokens were cached (measured)" in out
+    assert "3 replicas" in out, "as many as the log names"
+    assert "1. text that changes: a date or time in message 0 (system), at token " in out
+    assert "dollars a day" in out
+    assert "support" in out and "sales" in out
+    assert "sk-abcdefghijklmnop" not in out
+
+
+def test_json_adds_up(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = run(
+        capsys, write(tmp_path, log_rows()), "--json", "--policy", "predicted_finish,round_robin"
+    )
+    assert code == 0
+    made = orjson.loads(out)
+    assert made["prompt_tokens"] - made["cached_tokens"] == sum(made["lost_tokens"].values())
+    assert {"mended prompts", "ideal", "pooled", "round_robin", "as routed", "measured"} <= set(
+        made["cached_share"]
+    )
+    (finding,) = [one for one in made["findings"] if one["cause"] == "text that changes"]
+    assert finding["ms_per_request"] > 0 and finding["dollars_per_day"] > 0
+    assert made["counted"] < made["requests"], "a log with times warms up first"
+
+
+def test_html_is_one_safe_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    code, _, _ = run(capsys, write(tmp_path, log_rows()), "--html", str(page))
+    assert code == 0
+    text = page.read_text()
+    assert "<svg" in text and "text that changes" in text
+    assert "<b>key</b>" not in text and "&lt;b&gt;key" in text
+    assert "http://" not in text and "https://" not in text
+    code, _, err = run(capsys, write(tmp_path, log_rows()), "--html", str(tmp_path / "no" / "file.html"))
+    assert code == 1 and "cannot be written" in err
+
+
+def test_a_trace_has_no_words_but_an_account(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "mooncake", "--requests", "200", "--capacity", "100000", "--replicas", "2")
+    assert code == 0
+    assert "capacity: " in out
+    assert "99% of what an infinite cache has takes" in out
+
+
+def test_a_packed_log_of_block_keys(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "keys.jsonl.gz"
+    row = {"block_keys": [1, 2, 3], "block_tokens": 64, "prompt_tokens": 200, "replica": "a"}
+    path.write_bytes(gzip.compress(b"\n".join([orjson.dumps(row)] * 3)))
+    code, out, _ = run(capsys, str(path), "--json")
+    made = orjson.loads(out)
+    assert (code, made["block_tokens"], made["cached_tokens"]) == (0, 64, 2 * 192)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (b"{oops", "line 2: not JSON"),
+        (b"[1]", "line 2: a JSON list"),
+        (b'{"body": 7}', "line 2: body is 7"),
+        (b'{"body": {"model": "m"}}', "line 2: the body has no messages, prompt or input"),
+        (b'{"model": "m"}', "line 2: no prompt"),
+        (b'{"prompt": "x", "time": "noon"}', "line 2: time is 'noon'"),
+        (b'{"prompt": "x", "cached_tokens": 3}', "cached_tokens without prompt_tokens"),
+        (
+            b'{"prompt": "x", "cached_tokens": 3, "prompt_tokens": 2}',
+            "cached_tokens is 3; expected at most the 2",
+        ),
+        (b'{"prompt": "x", "prompt_tokens": 0}', "prompt_tokens is 0"),
+        (b'{"prompt_token_ids": [-1]}', "prompt_token_ids"),
+        (b'{"block_keys": [1], "block_tokens": 16, "prompt_tokens": 64}', "a key for each full block"),
+        (b'{"block_keys": [1], "block_tokens": 16, "prompt_tokens": 16}', "rows of different kinds"),
+    ],
+)
+def test_bad_rows_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, line: bytes, expected: str
+) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"prompt": "good"}\n' + line + b"\n")
+    code, out, err = run(capsys, str(path))
+    assert (code, out) == (2, "")
+    assert str(path.name) in err and expected in err
+
+
+def test_no_such_file_and_no_such_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "/no/such/file")
+    assert code == 2 and "/no/such/file" in err
+    code, _, err = run(capsys, "mooncake", "--policy", "magic")
+    assert code == 2 and "magic" in err and "predicted_finish" in err
