@@ -4,6 +4,7 @@ from typing import Any
 
 from router.routing.decision import Assessment, Decision
 from router.routing.fleet import Fleet
+from router.routing.replica_state import ReplicaState
 from router.routing.view import RoutingRequest
 
 NO_PROMPT = "no prompt found; expected an OpenAI request body with messages, prompt or input"
@@ -40,26 +41,26 @@ def explanation(
             "fleet_utilization": round(request.fleet_utilization, 4),
             "decode_price": round(request.decode_price, 5),
             "expected_output_tokens": round(request.expected_output_tokens, 1),
+            "copy_price": round(request.copy_price, 4),
         },
-        "candidates": [
-            {
-                "replica": fleet.replicas[row.replica].name,
-                "matched_tokens": row.matched_tokens,
-                "queued": fleet.replicas[row.replica].ledger.queued,
-                "decoding": fleet.replicas[row.replica].ledger.decoding,
-                "held": len(fleet.replicas[row.replica].held),
-                "held_behind": fleet.replicas[row.replica].held.behind(row.prefill_s),
-                "step_ms": _ms(
-                    fleet.replicas[row.replica].cost.step_s(fleet.replicas[row.replica].ledger.decoding)
-                ),
-                "utilization": round(fleet.replicas[row.replica].ledger.load, 4),
-                "wait_ms": _ms(row.wait_s),
-                "prefill_ms": _ms(row.prefill_s),
-                "imposed_ms": _ms(row.imposed_s),
-                "total_ms": _ms(row.total_s),
-            }
-            for row in rows
-        ],
+        "candidates": [_candidate(fleet.replicas[row.replica], row) for row in rows],
+    }
+
+
+def _candidate(replica: ReplicaState, row: Assessment) -> dict[str, Any]:
+    return {
+        "replica": replica.name,
+        "matched_tokens": row.matched_tokens,
+        "queued": replica.ledger.queued,
+        "decoding": replica.ledger.decoding,
+        "held": len(replica.held),
+        "held_behind": replica.held.behind(row.prefill_s),
+        "step_ms": _ms(replica.cost.step_s(replica.ledger.decoding)),
+        "utilization": round(replica.ledger.load, 4),
+        "wait_ms": _ms(row.wait_s),
+        "prefill_ms": _ms(row.prefill_s),
+        "imposed_ms": _ms(row.imposed_s),
+        "total_ms": _ms(row.total_s),
     }
 
 
@@ -82,6 +83,8 @@ def lines(result: dict[str, Any]) -> list[str]:
         f"{prices['fleet_utilization']}, decode price {prices['decode_price']}, "
         f"{prices['expected_output_tokens']} expected reply tokens"
     )
+    if prices["copy_price"] < 1.0:
+        out.append(f"hot prefix: a copy counts {prices['copy_price']:.0%} of its price on others")
     best = result["best_other"]
     if best is not None:
         out.append(

@@ -16,9 +16,6 @@ from router.routing.prefix_index import PrefixIndex
 from router.routing.prompt_blocks import BlockLayout, Prompt
 from router.routing.text_bridge import TextBridge
 
-MIN_CREDIT_TOKENS = 512
-"""Believed hits below this are too short to tell a restarted replica by."""
-
 
 class CacheBeliefs:
     """Owned by the fleet, whose events change it."""
@@ -86,6 +83,15 @@ class CacheBeliefs:
         most = max(0, int(prompt.units * ratio) - 1)
         return [(mask, min(most, int(end(blocks) * ratio))) for mask, blocks in self.text.levels(prompt.keys)]
 
+    def last_key(self, prompt: Prompt, tokens: int) -> int | None:
+        """The key of the last block in the first ``tokens`` tokens: a name for that prefix."""
+        blocks = self._blocks(prompt, tokens)
+        return prompt.keys[blocks - 1] if blocks and prompt.keys else None
+
+    def _blocks(self, prompt: Prompt, tokens: int) -> int:
+        blocks = prompt.layout.blocks(int((tokens + 1) / self.tokens_per_unit(prompt)))
+        return min(blocks, len(prompt.keys))
+
     # --- a request's life -----------------------------------------------------------------------
 
     def sent(self, replica: int, prompt: Prompt, matched_tokens: int) -> Expectation | None:
@@ -108,17 +114,13 @@ class CacheBeliefs:
         if expectation is not None:
             self.exact.over(expectation, computed=False)
         elif self._use_index and prompt.keys and prompt.chains is None:
-            blocks = prompt.layout.blocks(int((matched_tokens + 1) / self.token_ratio.tokens_per_unit))
-            self.text.truncate(replica, prompt.keys, blocks)
+            self.text.truncate(replica, prompt.keys, self._blocks(prompt, matched_tokens))
 
-    def answered(self, replica: int, prompt: Prompt, matched: int, prompt_tokens: int, cached: int) -> bool:
-        """``cached`` of ``prompt_tokens`` were in the cache, ``matched`` were believed to be.
+    def cache_lost(self, replica: int, prompt: Prompt) -> bool:
+        """The answer to ``prompt`` showed an empty cache: now it holds that prompt and nothing else.
 
-        Nothing where much was believed: the replica lost its cache (restart, reset), and True is returned.
-        Events that are trusted know better.
+        False, and nothing changed, where events are trusted: they know better.
         """
-        if cached or matched < MIN_CREDIT_TOKENS or matched < prompt_tokens // 2:
-            return False
         if prompt.chains is None:
             self._bridge.cleared(replica)
             self.text.insert(replica, prompt.keys)

@@ -20,6 +20,7 @@ from router.routing.calibration import FleetSpeed, ReplicaCost
 from router.routing.decision import Assessment, Decision, NoReplica, Reason
 from router.routing.health import Health, HealthSettings, HealthState
 from router.routing.hold import Held
+from router.routing.hot_prefixes import HotPrefixes
 from router.routing.in_flight import InFlight, Usage
 from router.routing.journal import Journal
 from router.routing.ledger import UTILIZATION_REFRESH_S, Booking
@@ -89,6 +90,7 @@ class Fleet:
         self._learn_ratio = layout is TEXT_LAYOUT
         self._shortlist = Shortlist(self.replicas, rng or random.Random(0))
         self.traffic = Traffic(settings.slo_ttft_s, settings.slo_tpot_s, settings.expected_output_tokens)
+        self._hot = HotPrefixes(self.caches, window_s=settings.slo_ttft_s)
         self._mean_utilization = 0.0
         self._mean_utilization_at = -UTILIZATION_REFRESH_S
         self.held = 0
@@ -114,11 +116,13 @@ class Fleet:
     def decide(
         self, prompt: Prompt, now: float, *, tried: Collection[int] = (), session: str | None = None
     ) -> Decision:
-        """Where ``prompt`` goes. Changes nothing but the arrival rate; raises ``NoReplica``."""
+        """Where ``prompt`` goes. Changes nothing but what is counted of arrivals; raises ``NoReplica``."""
         found = self.replicas.candidates(prompt.model, tried)
         self._expect_first_tokens(now)
         levels = self.caches.levels(prompt)
         request = self._request(prompt, now, session, levels)
+        if levels and not tried:
+            self._count_heat(request, prompt, levels)
         candidates: Sequence[ReplicaState] = found.replicas
         if len(candidates) > PRICE_ALL_UP_TO and self.policy.samples:
             candidates = self._shortlist.draw(candidates, found.bits, levels)
@@ -169,7 +173,16 @@ class Fleet:
             self._utilization(now),
             self.traffic.decode_price,
             self._expected_output(prompt),
+            self._hot.copy_price(prompt, levels, 1.0 - self._utilization(now), now),
         )
+
+    def _count_heat(self, request: RoutingRequest, prompt: Prompt, levels: list[tuple[int, int]]) -> None:
+        """Only work that its holders have to queue heats a prefix: where nothing is queued nothing spills."""
+        holders, tokens = levels[-1]
+        holder = self.replicas.by_index[(holders & -holders).bit_length() - 1]
+        if holder.ledger.queued:
+            prefill_s = holder.cost.prefill_s(request.prompt_tokens - tokens, tokens)
+            self._hot.asked(prompt, levels, prefill_s, request.now)
 
     def _utilization(self, now: float) -> float:
         """Mean share of the last minute that prefill fills on replicas that get work; counted again every
@@ -272,6 +285,7 @@ class Fleet:
             self.held -= 1
             self._hold_ended(held)
             held.flight = self.sent(held.prompt, held.decision, now)
+            held.flight.settled = False  # what it was believed to find is from when it was held
             self.outbox.append(held)
 
     def _rehome(self, replica: ReplicaState, now: float) -> None:
@@ -341,12 +355,15 @@ class Fleet:
         replica = self.replicas[decision.replica]
         tokens = max(1, int(prompt.units * self.caches.tokens_per_unit(prompt)))
         expected_output = self._expected_output(prompt)
+        idle = not replica.ledger.queued
         self._shortlist.became_busy(replica.index)
         booking = replica.book(
             decision.prefill_s, tokens - decision.matched_tokens, int(expected_output), now
         )
         expectation = self.caches.sent(replica.index, prompt, decision.matched_tokens)
-        flight = InFlight(prompt, decision, replica, booking, now, expectation)
+        flight = InFlight(
+            prompt, decision, replica, booking, now, expectation, settled=idle and not replica.held
+        )
         self._sent += 1
         replica.requests += 1
         if not prompt.stream:
@@ -408,10 +425,10 @@ class Fleet:
         if usage.cached_tokens is not None and usage.prompt_tokens is not None:
             matched = flight.decision.matched_tokens
             replica.credit.answered(matched, usage.cached_tokens)
-            lost = self.caches.answered(
-                replica.index, flight.prompt, matched, usage.prompt_tokens, usage.cached_tokens
+            lost = replica.credit.cache_lost(
+                matched, usage.prompt_tokens, usage.cached_tokens, settled=flight.settled
             )
-            if lost and self.journal is not None:
+            if lost and self.caches.cache_lost(replica.index, flight.prompt) and self.journal is not None:
                 self.journal.cache_lost(replica)
 
     def _request_succeeded(self, replica: ReplicaState) -> None:

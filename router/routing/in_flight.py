@@ -30,6 +30,7 @@ class InFlight:
         "prompt",
         "replica",
         "sent_at",
+        "settled",
     )
 
     def __init__(
@@ -40,6 +41,7 @@ class InFlight:
         booking: Booking,
         now: float,
         expectation: Expectation | None = None,
+        settled: bool = False,
     ) -> None:
         self.prompt = prompt
         self.decision = decision
@@ -51,6 +53,8 @@ class InFlight:
         """Its number in the journal, if there is one."""
         self.expectation = expectation
         """What it will have stored, if its prompt was read token by token."""
+        self.settled = settled
+        """What it was believed to find was computed: the replica had nothing without a first token."""
 
     @property
     def over(self) -> bool:

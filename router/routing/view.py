@@ -129,6 +129,7 @@ class RoutingRequest:
         "_prompt",
         "_tokens_per_unit",
         "arrivals_per_replica_s",
+        "copy_price",
         "decode_price",
         "expected_output_tokens",
         "fleet_utilization",
@@ -151,6 +152,7 @@ class RoutingRequest:
         fleet_utilization: float = 0.0,
         decode_price: float = 0.0,
         expected_output_tokens: float = 0.0,
+        copy_price: float = 1.0,
     ) -> None:
         self.now = now
         self.prompt_tokens = prompt_tokens
@@ -166,6 +168,8 @@ class RoutingRequest:
         self.decode_price = decode_price
         """κ: what a second of decoding is worth in seconds of time to first token."""
         self.expected_output_tokens = expected_output_tokens
+        self.copy_price = copy_price
+        """Share of its price on others that computing a cached prefix once more counts; see ``heat.py``."""
 
     @property
     def route_key(self) -> int | None:

@@ -63,6 +63,7 @@ def request(
     arrivals: float = 0.0,
     utilization: float = 0.0,
     price: float = 0.0,
+    copy_price: float = 1.0,
 ) -> RoutingRequest:
     return RoutingRequest(
         now=0.0,
@@ -72,6 +73,7 @@ def request(
         fleet_utilization=utilization,
         decode_price=price,
         expected_output_tokens=100.0,
+        copy_price=copy_price,
     )
 
 
@@ -105,5 +107,6 @@ def fleets(draw: st.DrawFn) -> tuple[RoutingRequest, list[FakeCandidate]]:
         arrivals=draw(st.floats(0, 20)),
         utilization=draw(st.floats(0, 0.95)),
         price=draw(st.floats(0, 1)),
+        copy_price=draw(st.one_of(st.just(1.0), st.floats(0, 1))),
     )
     return asked, candidates

@@ -118,7 +118,7 @@ def test_a_recorded_vllm_over_http_and_zmq_is_foretold_to_the_token(
 
     async def run() -> list[str]:
         answers, publisher = Answers(), FakePublisher()
-        fake = FakeReplica(default=answers)
+        fake = FakeReplica(default=answers, probe=answers)
         await fake.start()
         publisher.listen()
         publisher.listen_for_replay()
@@ -285,7 +285,7 @@ def test_long_prompts_hold_up_nobody_and_clients_may_leave_meanwhile(tmp_path: P
     async def run() -> None:
         answers = Answers(metrics="")
         answers.prompt_tokens = 60_000
-        fake = FakeReplica(default=answers)
+        fake = FakeReplica(default=answers, probe=answers)
         await fake.start()
 
         async def scenario(running: Running) -> None:
@@ -328,7 +328,7 @@ def test_a_wrong_tokenizer_shows(tmp_path: Path) -> None:
 
     async def run() -> list[str]:
         answers, publisher = Answers(metrics=""), FakePublisher()
-        fake = FakeReplica(default=answers)
+        fake = FakeReplica(default=answers, probe=answers)
         await fake.start()
         publisher.listen()
 

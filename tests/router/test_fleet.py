@@ -127,6 +127,66 @@ def test_nothing_cached_where_much_was_believed_takes_the_credit_away() -> None:
     assert fleet.index.held(0) == 45 * BLOCK, "only what has just been computed is believed"
 
 
+def test_a_request_that_overtakes_the_one_it_shares_with_is_no_restart() -> None:
+    """Both were sent before either was computed, the replica took the second one first."""
+    fleet = make_fleet(1)
+    known = send(fleet, prompt(*range(1_000, 1_040)), 0.0)
+    fleet.first_token(known, 0.1)
+    fleet.finished(known, 0.2, Usage(643, 5, 0))
+    first, second = send(fleet, prompt(*range(40)), 1.0), send(fleet, prompt(*range(40), 77), 1.0)
+    assert second.decision.matched_tokens == 40 * BLOCK
+    fleet.first_token(second, 1.1)
+    fleet.finished(second, 1.2, Usage(659, 5, 0))
+    fleet.first_token(first, 1.3)
+    fleet.finished(first, 1.4, Usage(643, 5, 640))
+    assert fleet.index.match(prompt(*range(1_000, 1_040)).keys) == [40]
+
+
+def test_eight_answers_in_a_row_without_a_hit_are_a_restart_however_busy_the_replica() -> None:
+    fleet = make_fleet(1)
+    known = send(fleet, prompt(*range(1_000, 1_040)), 0.0)
+    fleet.first_token(known, 0.1)
+    fleet.finished(known, 0.2, Usage(643, 5, 0))
+    busy = send(fleet, prompt(5_000), 0.9)
+    for n in range(8):
+        assert fleet.index.match(prompt(*range(1_000, 1_040)).keys) == [40]
+        flight = send(fleet, prompt(*range(1_000, 1_040), 2_000 + n), 1.0 + n)
+        fleet.first_token(flight, 1.1 + n)
+        fleet.finished(flight, 1.2 + n, Usage(659, 5, 0))
+    assert fleet.index.match(prompt(*range(1_000, 1_040), 2_000).keys) == [40]  # the last one's own blocks
+    assert fleet.index.held(0) == 41 * BLOCK
+    fleet.cancelled(busy, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("questions", "more_homes"),
+    [
+        (60, True),  # all begin with one document
+        (5, True),  # each question is asked by few, their document by all
+        (0, False),  # three requests in a second are not more than one replica can do
+    ],
+)
+def test_a_hot_prefix_gets_more_homes_and_a_cold_one_does_not(questions: int, more_homes: bool) -> None:
+    fleet = make_fleet(4)
+    document = range(600)
+    for n in range(max(1, questions)):
+        warm = fleet.sent(
+            asked := prompt(*document, 1_000 + n), fleet.decide(asked, 0.0)._replace(replica=0), 0.0
+        )
+        fleet.first_token(warm, 1.0)
+        fleet.finished(warm, 1.1, Usage(9_619, 5, 0 if n == 0 else 9_600))
+    for _ in range(200):  # arrivals that make a copy dear
+        fleet.traffic.arrived(1.9, 0.5)
+    homes = set()
+    for n in range(60):
+        about_it = questions or not n % 20
+        blocks = (*document, 1_000 + n % (questions or 1)) if about_it else (7_000 + n,)
+        flight = send(fleet, prompt(*blocks, *range(2_000 + 40 * n, 2_020 + 40 * n)), 2.0 + n / 60)
+        if about_it:
+            homes.add(flight.decision.replica)
+    assert (len(homes) > 1) is more_homes
+
+
 def test_a_dead_replica_is_out_at_once_and_its_cache_with_it() -> None:
     fleet = make_fleet(2, "round_robin")
     flight = send(fleet, prompt(*range(20)), 0.0)

@@ -10,6 +10,9 @@ For every candidate j, in seconds::
 
     lambda_j = min(32, A / N * (W_j + T_j) / (1 - rho_fleet))
 
+Of a hot prefix's copy (``heat.py``) only a share is priced: in the prices above T_j is then T of a replica
+that holds the prefix, plus that share of what computing it again takes.
+
 Where requests are held in the router (``hold.py``), W_j counts those that would go first, Q_j counts all that
 are held, and each one behind adds T_j: it waits that much longer for certain.
 
@@ -83,6 +86,8 @@ class PredictedFinish:
         now, tokens, matched_by = request.now, request.prompt_tokens, request.matched_tokens
         arrivals, kappa = request.later_arrivals_per_s, request.decode_price
         decode_price = kappa * request.expected_output_tokens
+        copy_price = request.copy_price
+        longest = max(matched_by) if copy_price < 1.0 else 0
         matches, waits, prefills, totals = [], [], [], []
         for candidate in candidates:
             ledger, cost = candidate.ledger, candidate.cost
@@ -98,9 +103,13 @@ class PredictedFinish:
             later = arrivals * own
             if later > MAX_LATER_ARRIVALS:
                 later = MAX_LATER_ARRIVALS
+            priced = prefill
+            if matched < longest:
+                hit = cost.prefill_s(tokens - longest, longest)
+                priced = hit + copy_price * (prefill - hit)
             total = (
                 own
-                + prefill * (later + behind + kappa * in_flight)
+                + priced * (later + behind + kappa * in_flight)
                 + decode_price * cost.step_s(ledger.decoding) / (1.0 - ledger.load)
             )
             if candidate.room_price_s:
