@@ -2,16 +2,22 @@
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 
 from sim.command_arguments import add_sample_arguments, number
 from sim.contender import CONTENDERS, names
 from sim.diagnose.diagnosis import Diagnosis, diagnose
-from sim.diagnose.report import json_object, report
+from sim.diagnose.live_router import LiveRouter, RouterError, ask_router, explained, router_report
+from sim.diagnose.metrics_page import EngineCounters, MetricsError, read_counters
+from sim.diagnose.periods import period_of
+from sim.diagnose.periods_report import change_report, counters_report, period_of_log
+from sim.diagnose.report import DiagnosisReport, json_object, report
 from sim.diagnose.report_view import html_page, print_report
-from sim.diagnose.sample import Sample, open_sample
+from sim.diagnose.sample import open_sample
 from sim.progress_view import ProgressView
 from sim.results_table import table_console
 from sim.simulate_arguments import add_fleet_arguments, add_replica_arguments, simulation_settings
@@ -25,9 +31,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument(
         "file",
+        nargs="?",
         metavar="FILE",
         help="a request log or OpenAI request bodies, one JSON object per line; or any trace that "
         "simulate takes",
+    )
+    parser.add_argument(
+        "--url",
+        metavar="ADMIN_URL",
+        help="a running router's admin port: what it has seen; with FILE as many replicas of its capacity "
+        "are simulated, and it is asked where it would send the latest prompts",
+    )
+    parser.add_argument(
+        "--metrics",
+        nargs="+",
+        metavar="PAGE",
+        help="saved /metrics pages of replicas or the router: two for one period; four, or three whose "
+        "middle one counts twice, for two periods, whose TTFT is compared",
+    )
+    parser.add_argument(
+        "--before", metavar="FILE", help="with FILE: the log of an earlier period, to compare it with"
     )
     parser.add_argument(
         "--policy",
@@ -58,20 +81,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command. 0 done, 1 the HTML file cannot be written, 2 the arguments or the file are wrong."""
-    policies = [kind.strip() for kind in args.policy.split(",") if kind.strip()]
-    unknown = [kind for kind in policies if kind not in CONTENDERS]
-    if unknown or not policies:
-        what = f"unknown policy {', '.join(unknown)}" if unknown else "no policy given"
-        return _say(f"--policy {args.policy}: {what}; expected one or more of {names()}", 2)
+    """Run the command. 0 done, 1 no router answers or a file cannot be written, 2 what was given is wrong."""
     try:
-        sample = open_sample(args.file, block_tokens=args.block_size, requests=args.requests, seed=args.seed)
-        diagnosis = _diagnosed(args, sample, policies)
+        _check(args)
+        periods = _periods(args.metrics or ())
+        made, written = _reported(args, periods)
+    except RouterError as error:
+        return _say(str(error), 1)
     except ValueError as error:
         return _say(str(error), 2)
-    written = report(diagnosis, args.dollars_per_hour)
     if args.json:
-        made = json_object(diagnosis, args.dollars_per_hour)
         print(orjson.dumps(made, option=orjson.OPT_INDENT_2).decode())
     else:
         print_report(written, table_console())
@@ -83,20 +102,118 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _diagnosed(args: argparse.Namespace, sample: Sample, policies: list[str]) -> Diagnosis:
+def _check(args: argparse.Namespace) -> None:
+    if args.before is not None and args.file is None:
+        raise ValueError("--before is compared with FILE; give it, too")
+    if args.file is None and args.url is None and args.metrics is None:
+        raise ValueError("nothing to look at; give FILE, --url ADMIN_URL or --metrics PAGE PAGE")
+    if args.url is not None and not args.url.startswith(("http://", "https://")):
+        raise ValueError(f"--url {args.url}: expected http://HOST:PORT of the router's admin port")
+    policies = _policies(args)
+    unknown = [kind for kind in policies if kind not in CONTENDERS]
+    if unknown or not policies:
+        what = f"unknown policy {', '.join(unknown)}" if unknown else "no policy given"
+        raise ValueError(f"--policy {args.policy}: {what}; expected one or more of {names()}")
+
+
+def _policies(args: argparse.Namespace) -> list[str]:
+    return [kind.strip() for kind in args.policy.split(",") if kind.strip()]
+
+
+def _periods(pages: list[str] | tuple[()]) -> list[EngineCounters]:
+    """What was counted in each of no, one or two periods. Raises ``MetricsError``."""
+    if not pages:
+        return []
+    if len(pages) not in (2, 3, 4):
+        raise MetricsError(
+            f"--metrics has {len(pages)} pages; expected two, or three or four for two periods"
+        )
+    read = [read_counters(page) for page in pages]
+    pairs = [(0, 1)] if len(pages) == 2 else [(0, 1), (len(pages) - 2, len(pages) - 1)]
+    return [read[last].since(read[first], f"{pages[first]} to {pages[last]}") for first, last in pairs]
+
+
+def _reported(
+    args: argparse.Namespace, periods: list[EngineCounters]
+) -> tuple[dict[str, Any], DiagnosisReport]:
+    """The report as JSON and for people."""
+    router = None if args.url is None else ask_router(args.url)
+    if args.file is None:
+        made = _without_prompts(router, periods)
+        return made.json_object(), made
+    if args.before is not None:
+        return _compared(args, router, periods)
+    if len(periods) == 2:
+        raise MetricsError("--metrics with two periods and FILE: give the first period's log with --before")
+    diagnosis = _diagnosed(args, args.file, router, periods[0] if periods else None)
+    made = report(diagnosis, args.dollars_per_hour)
+    found = json_object(diagnosis, args.dollars_per_hour)
+    if router is not None:
+        seen = router_report(router)
+        asked = explained(router, diagnosis)
+        found["router"] = seen.json_object()
+        made = replace(
+            made,
+            tables=(*made.tables, *seen.tables),
+            findings=(*made.findings, *seen.findings, *asked),
+        )
+    return found, made
+
+
+def _without_prompts(router: LiveRouter | None, periods: list[EngineCounters]) -> DiagnosisReport:
+    if router is not None:
+        return router_report(router)
+    if len(periods) == 1:
+        return counters_report(periods[0])
+    first, second = (period_of(counters) for counters in periods)
+    if first is None or second is None:
+        raise MetricsError("--metrics: no request between two pages of a period; take them further apart")
+    return change_report(first, second, None)
+
+
+def _compared(
+    args: argparse.Namespace, router: LiveRouter | None, periods: list[EngineCounters]
+) -> tuple[dict[str, Any], DiagnosisReport]:
+    if len(periods) == 1:
+        raise MetricsError(
+            "--metrics has one period, --before makes two; expected three or four pages, or none"
+        )
+    both = [_diagnosed(args, file, router, None) for file in (args.before, args.file)]
+    first, second = (
+        period_of_log(one, counters) for one, counters in zip(both, periods or (None, None), strict=True)
+    )
+    made = change_report(first, second, (both[0].sample, both[1].sample))
+    found = made.json_object()
+    found["before"], found["after"] = (json_object(one, args.dollars_per_hour) for one in both)
+    return found, made
+
+
+def _diagnosed(
+    args: argparse.Namespace, file: str, router: LiveRouter | None, counters: EngineCounters | None
+) -> Diagnosis:
+    sample = open_sample(file, block_tokens=args.block_size, requests=args.requests, seed=args.seed)
+    settings = simulation_settings(argparse.Namespace(**{**vars(args), "warmup": DEFAULT_WARMUP}))
+    replicas = args.replicas or len(sample.replicas) or DEFAULT_REPLICAS
+    if router is not None:
+        if args.capacity is None:
+            settings = replace(
+                settings,
+                replica=replace(settings.replica, capacity_tokens=min(router.capacities)),
+            )
+        replicas = args.replicas or len(router.replicas)
     warmup = args.warmup
     if warmup is None:  # a file of prompts without times is looked at whole
         warmup = 0.0 if sample.words and not sample.timed else DEFAULT_WARMUP
-    args.warmup = warmup
     with ProgressView() as view:
         return diagnose(
             sample,
-            policies,
-            replicas=args.replicas or len(sample.replicas) or DEFAULT_REPLICAS,
+            _policies(args),
+            replicas=replicas,
             rate=args.rate,
             seed=args.seed,
-            settings=simulation_settings(args),
+            settings=settings,
             warmup_share=warmup,
+            measured_share=None if counters is None else counters.hit_share,
             progress=view.update,
         )
 

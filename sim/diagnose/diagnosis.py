@@ -68,12 +68,14 @@ def diagnose(
     seed: int,
     settings: SimulationSettings,
     warmup_share: float,
+    measured_share: float | None = None,
     progress: Progress | None = None,
 ) -> Diagnosis:
     """All figures of ``sample``. Raises ValueError for an unknown policy.
 
     Requests in the first ``warmup_share`` of the time, and in a log with ``cached_tokens`` those that do not
-    tell them, warm the caches and are not counted.
+    tell them, warm the caches and are not counted. ``measured_share`` is what engines counted themselves, for
+    logs that do not tell.
     """
     trace = sample.trace
     replayed = replays(
@@ -94,10 +96,14 @@ def diagnose(
         (Cause.CAPACITY, total(replayed.pooled)),
         (Cause.ROUTING, total(expected)),
     ]
-    has_measured = any(value is not None for value in measured)
-    if has_measured:
-        down.append((Cause.ENGINE, total(measured)))
     prompt_tokens = total([request.prompt_tokens for request in trace.requests])
+    measured_tokens = None
+    if any(value is not None for value in measured):
+        measured_tokens = total(measured)
+    elif measured_share is not None:
+        measured_tokens = round(measured_share * prompt_tokens)
+    if measured_tokens is not None:
+        down.append((Cause.ENGINE, measured_tokens))
     requests = sum(counted)
     mean_tokens = max(1, prompt_tokens // max(1, requests))
     cold_s = cold_prefill_s(settings.step_time, mean_tokens, settings.replica.max_batched_tokens)
@@ -114,7 +120,7 @@ def diagnose(
         pooled_tokens=total(replayed.pooled),
         simulated_tokens=simulated,
         as_routed_tokens=None if as_routed is None else total(as_routed),
-        measured_tokens=total(measured) if has_measured else None,
+        measured_tokens=measured_tokens,
         levels=levels,
         apps=tuple(divergence(sample, replayed.order, levels, counted)),
         distances=tuple(

@@ -32,6 +32,21 @@ class DiagnosisReport:
     findings: tuple[tuple[str, tuple[str, ...]], ...]
     """(headline, lines) of each culprit, the dearest first."""
 
+    def json_object(self) -> dict[str, Any]:
+        """What is said, for programs."""
+        return {
+            "title": self.title,
+            "verdict": list(self.verdict),
+            "tables": [
+                {
+                    "title": table.title,
+                    "rows": [dict(zip(table.columns, row, strict=True)) for row in table.rows],
+                }
+                for table in self.tables
+            ],
+            "findings": [{"title": headline, "lines": list(lines)} for headline, lines in self.findings],
+        }
+
 
 def report(diagnosis: Diagnosis, dollars_per_hour: float) -> DiagnosisReport:
     """Written from the figures. ``dollars_per_hour`` is the price of one replica."""
