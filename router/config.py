@@ -3,154 +3,44 @@
 A setting is written once, here; the code below receives plain values. Unknown keys are errors.
 """
 
+from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Literal, get_args
 
-import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    SecretStr,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
+
+from router.config_values import SECRET_KEYS, Address, Secret, Secrets, Section
+from router.replica_config import ReplicaConfig
+from router.yaml_file import YamlError, read_yaml
 
 
 class ConfigError(Exception):
     """The config is wrong: what, where, what was expected, what to do."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+PolicyKind = Literal[
+    "predicted_finish",
+    "prefix_affinity",
+    "least_loaded",
+    "power_of_two",
+    "session",
+    "bounded_hash",
+    "round_robin",
+    "random",
+]
 
 
-def _is_address(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError("expected HOST:PORT or unix:/path")
-    if value.startswith("unix:"):
-        if len(value) <= len("unix:"):
-            raise ValueError("expected unix:/path/of/socket")
-        return value
-    host, _, port = value.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65_535:
-        raise ValueError(f"expected HOST:PORT or unix:/path, got {value!r}")
-    return value
-
-
-Address = Annotated[str, BeforeValidator(_is_address)]
-
-
-WILDCARD_HOSTS = ("*", "0.0.0.0", "[::]")
-
-
-class KvEventsConfig(_Section):
-    """Where a replica publishes its KV events (ZMQ; needs the extra ``[events]``).
-
-    A plain ``tcp://HOST:PORT`` stands for ``endpoint`` alone. vLLM binds when its own endpoint has a wildcard
-    host (``tcp://*:5557``): name its host here. With a concrete host vLLM connects: then this router binds.
-    """
-
-    endpoint: str
-    bind: bool | None = None
-    """Listen on ``endpoint`` instead of connecting to it; unless set, true for a wildcard host."""
-    replay: str | None = None
-    """The replica's replay endpoint; without it a gap in the events costs what was known of its cache."""
-    topic: str = ""
-    """Only messages whose topic begins so."""
-
-    @field_validator("endpoint", "replay")
-    @classmethod
-    def _transport(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        scheme, _, rest = value.partition("://")
-        if scheme not in ("tcp", "ipc") or not rest or (scheme == "tcp" and ":" not in rest):
-            raise ValueError(f"expected tcp://HOST:PORT or ipc:///path, got {value!r}")
-        return value
-
-    @model_validator(mode="after")
-    def _reachable(self) -> "KvEventsConfig":
-        if self.bind is False and self._wildcard:
-            raise ValueError(f"cannot connect to the wildcard {self.endpoint}; name the replica's host")
-        return self
-
-    @property
-    def _wildcard(self) -> bool:
-        return self.endpoint.removeprefix("tcp://").rpartition(":")[0] in WILDCARD_HOSTS
-
-    @property
-    def binds(self) -> bool:
-        """This router listens, the replica connects."""
-        return self._wildcard if self.bind is None else self.bind
-
-
-def _endpoint_alone(value: Any) -> Any:
-    return {"endpoint": value} if isinstance(value, str) else value
-
-
-class ReplicaConfig(_Section):
-    """One replica: an OpenAI-compatible server."""
-
-    url: str
-    name: str | None = None
-    """Unique; the URL's host and port unless set. The same in every router of a fleet."""
-    kind: Literal["auto", "vllm", "sglang", "warmroute", "openai"] = "auto"
-    model: str | None = None
-    """The model it serves; asked from the replica (``/v1/models``) unless set."""
-    weight: PositiveFloat = 1.0
-    tags: tuple[str, ...] = ()
-    kv_events: Annotated[KvEventsConfig, BeforeValidator(_endpoint_alone)] | None = None
-    block_size: PositiveInt | None = None
-    """Tokens in a KV block; learned from its metrics and events, which win where they differ."""
-    block_hash: Literal["auto", "sha256", "sha256_cbor", "warmroute", "tokens"] = "auto"
-    """How it names blocks: vLLM's --prefix-caching-hash-algo, or ours. ``auto`` asks its metrics and checks;
-    ``tokens`` translates whatever it uses through the tokens in its events."""
-    block_hash_seed: str | None = None
-    """The PYTHONHASHSEED a vLLM was started with, if it was."""
-
-    @field_validator("url")
-    @classmethod
-    def _http(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"expected http://HOST:PORT, got {value!r}")
-        if parts.path not in ("", "/") or parts.query or parts.fragment:
-            raise ValueError(f"expected a URL without a path (the request's own path is used), got {value!r}")
-        if parts.username is not None:
-            raise ValueError("credentials in a replica URL are not supported; use api_key")
-        _ = parts.port  # raises ValueError when out of range
-        return value.rstrip("/")
-
-    @property
-    def effective_name(self) -> str:
-        """The name, or the URL's host and port."""
-        return self.name or urlsplit(self.url).netloc
-
-
-class PolicyConfig(_Section):
+class PolicyConfig(Section):
     """Which rule chooses the replica."""
 
-    kind: Literal[
-        "predicted_finish",
-        "prefix_affinity",
-        "least_loaded",
-        "power_of_two",
-        "session",
-        "bounded_hash",
-        "round_robin",
-        "random",
-    ] = "predicted_finish"
+    kind: PolicyKind = "predicted_finish"
     price: Annotated[float, Field(ge=0, le=100)] | None = None
     """``prefix_affinity``: how many times its own saved milliseconds a request may wait on top."""
     measure: Literal["in_flight", "outstanding_tokens", "wait"] | None = None
     """``least_loaded`` and ``power_of_two``: the load measure."""
+    selectable: tuple[PolicyKind, ...] = ()
+    """Kinds that a request may ask for with the header ``x-warmroute-policy``; others are ignored."""
 
     @model_validator(mode="after")
     def _fits(self) -> "PolicyConfig":
@@ -173,13 +63,13 @@ ControlField = Literal[
 """The same as ``routing.control_fields.CONTROL_FIELDS``."""
 
 
-class StateConfig(_Section):
+class StateConfig(Section):
     """Where several routers share what they know."""
 
     kind: Literal["memory"] = "memory"
 
 
-class SloConfig(_Section):
+class SloConfig(Section):
     """What users are promised; prices decoding against first tokens."""
 
     ttft_ms: PositiveFloat = 1_000.0
@@ -187,7 +77,7 @@ class SloConfig(_Section):
     tpot_ms: PositiveFloat = 50.0
 
 
-class TimeoutsConfig(_Section):
+class TimeoutsConfig(Section):
     """Limits in seconds. None cuts a long generation that still makes progress; ``total_s`` is opt-in."""
 
     connect_s: PositiveFloat = 3.0
@@ -205,7 +95,7 @@ class TimeoutsConfig(_Section):
     """Idle connections to replicas are closed after this; below the 5 s that uvicorn servers allow."""
 
 
-class LimitsConfig(_Section):
+class LimitsConfig(Section):
     """Sizes that are refused rather than served."""
 
     body_bytes: PositiveInt = 64 * 1024 * 1024
@@ -213,7 +103,7 @@ class LimitsConfig(_Section):
     client_connections: PositiveInt = 20_000
 
 
-class RetriesConfig(_Section):
+class RetriesConfig(Section):
     """Failures before the first byte are tried on another replica."""
 
     attempts: Annotated[int, Field(ge=1, le=10)] = 3
@@ -221,7 +111,7 @@ class RetriesConfig(_Section):
     budget_floor: NonNegativeInt = 100
 
 
-class HealthConfig(_Section):
+class HealthConfig(Section):
     """Probes and ejection."""
 
     interval_s: PositiveFloat = 2.0
@@ -233,7 +123,7 @@ class HealthConfig(_Section):
     max_backoff_s: PositiveFloat = 30.0
 
 
-class HoldConfig(_Section):
+class HoldConfig(Section):
     """Late binding: requests wait in the router, in order of work, not in an engine's queue."""
 
     enabled: bool = True
@@ -244,7 +134,7 @@ class HoldConfig(_Section):
     """Requests held at once; one more is turned away with 429."""
 
 
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """Exact mode for one model (needs the extra ``[exact]``): its prompts are rendered and tokenized here."""
 
     tokenizer: str
@@ -255,26 +145,55 @@ class ModelConfig(_Section):
     """Whose way of preparing messages and tools for the template to follow."""
 
 
-class IndexConfig(_Section):
+class IndexConfig(Section):
     """The prefix index."""
 
     default_capacity_tokens: PositiveInt = 1_000_000
     """KV tokens a replica is taken to hold until its metrics tell."""
 
 
-class LogConfig(_Section):
+class KeysConfig(Section):
+    """Bearer keys of those who may use the router; a port without keys is open to whoever reaches it.
+
+    Several at once let keys be replaced one after the other.
+    """
+
+    public: Secrets = ()
+    """For ``/v1/*``; ``/health`` and ``/readiness`` need none."""
+    admin: Secrets = ()
+    """For everything on the admin port but ``/health``."""
+
+    @model_validator(mode="after")
+    def _apart(self) -> "KeysConfig":
+        if set(self.public) & set(self.admin):
+            raise ValueError("a public key must not be an admin key as well")
+        return self
+
+
+class TlsConfig(Section):
+    """TLS on the public port: PEM files, read again at each reload."""
+
+    cert: str
+    """The certificate and those of its issuers."""
+    key: str | None = None
+    """Its private key; in ``cert`` unless set."""
+
+
+class LogConfig(Section):
     """Log lines on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
-class RouterConfig(_Section):
+class RouterConfig(Section):
     """The whole file."""
 
     listen: Address = "127.0.0.1:8080"
     admin: Address = "127.0.0.1:8081"
+    keys: KeysConfig = KeysConfig()
+    tls: TlsConfig | None = None
     replicas: Annotated[tuple[ReplicaConfig, ...], Field(min_length=1)]
-    models: dict[str, ModelConfig] = {}
+    models: dict[str, ModelConfig] = Field(default_factory=dict)
     """By name as requests have it: models read in exact mode. All others are read as text."""
     policy: PolicyConfig = PolicyConfig()
     state: StateConfig = StateConfig()
@@ -290,10 +209,10 @@ class RouterConfig(_Section):
     """Answer with x-warmroute-replica, -reason and -matched-tokens."""
     expose_replica_urls: bool = False
     """Name replicas in errors that clients see."""
-    api_key: SecretStr | None = None
-    """Sent to replicas as a bearer token; without it a client's Authorization header is passed on
-    only if ``forward_client_key`` is set."""
+    api_key: Secret | None = None
+    """Sent as a bearer token to replicas that have none of their own."""
     forward_client_key: bool = False
+    """Pass a client's Authorization header on to replicas for which there is no key."""
     client_control_fields: tuple[ControlField, ...] = ()
     """Body fields that steer the engine and that clients may set all the same; others get 400."""
     shutdown_delay_s: Annotated[float, Field(ge=0)] = 0.0
@@ -333,6 +252,7 @@ def describe(error: ValidationError, where: str) -> str:
     lines = []
     errors = error.errors()
     within = {one["loc"][0] for one in errors if len(one["loc"]) > 1}
+    known = sorted(set(_key_names(RouterConfig)))
     for one in errors:
         if one["type"] == "too_short":
             if one["loc"][:1] and one["loc"][0] in within:
@@ -340,11 +260,25 @@ def describe(error: ValidationError, where: str) -> str:
             lines.append(f"{where}: {'.'.join(map(str, one['loc']))}: empty; expected at least 1 entry")
             continue
         key = ".".join(str(part) for part in one["loc"]) or "(file)"
-        got = "" if one["type"] in ("missing", "extra_forbidden") else _shown(one["input"])
-        hint = "; unknown key, remove it or check its spelling" if one["type"] == "extra_forbidden" else ""
+        silent = one["type"] in ("missing", "extra_forbidden") or not SECRET_KEYS.isdisjoint(one["loc"])
+        got = "" if silent else _shown(one["input"])
+        hint = ""
+        if one["type"] == "extra_forbidden":
+            like = get_close_matches(str(one["loc"][-1]), known, n=1)
+            hint = "; unknown key, " + (f"is it {like[0]}?" if like else "remove it or check its spelling")
         message = one["msg"].removeprefix("Value error, ")
         lines.append(f"{where}: {key}: {message}{got}{hint}")
     return "\n".join(lines)
+
+
+def _key_names(section: Any) -> Iterator[str]:
+    """Every key there is, in ``section`` and below."""
+    if isinstance(section, type) and issubclass(section, Section):
+        for name, field in section.model_fields.items():
+            yield name
+            yield from _key_names(field.annotation)
+    for part in get_args(section):
+        yield from _key_names(part)
 
 
 def _shown(value: Any) -> str:
@@ -358,8 +292,8 @@ def load_config(path: str | Path) -> RouterConfig:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        data = read_yaml(text)
+    except YamlError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if data is None:
         raise ConfigError(f"{path}: empty; expected at least `replicas:` with one `- url: http://HOST:PORT`")

@@ -55,8 +55,8 @@ def _from_router(url: str, body: bytes) -> dict[str, Any]:
 
 
 def _from_config(path: str, body: bytes) -> dict[str, Any]:
-    from router.proxy.assembly import make_fleet
     from router.proxy.counters import Counters
+    from router.proxy.fleet_config import make_fleet
     from router.proxy.prompt_reader import make_prompt_reader
 
     config = load_config(path)

@@ -110,11 +110,11 @@ class Admin:
 
     def _set_draining(self, request: web.Request, *, on: bool) -> web.Response:
         name = request.match_info["replica"]
-        for replica in self._fleet.replicas:
+        for replica in self._fleet.replicas.staying:
             if replica.name == name:
                 self._fleet.drained(replica.index, self._clock(), on=on)
                 return _json({"replica": name, "draining": on, "in_flight": replica.in_flight})
-        names = ", ".join(replica.name for replica in self._fleet.replicas)
+        names = ", ".join(replica.name for replica in self._fleet.replicas.staying)
         raise web.HTTPNotFound(text=f"no replica is named {name!r}; there are: {names}")
 
     async def _reloaded(self, request: web.Request) -> web.Response:
@@ -168,6 +168,7 @@ def _replica_state(fleet: Fleet, replica: ReplicaState, now: float) -> dict[str,
         "models": sorted(replica.models) if replica.models else None,
         "health": replica.health.state.value,
         "draining": replica.draining,
+        "leaving": replica.leaving,
         "usable": replica.usable,
         "requests": replica.requests,
         "held": len(replica.held),

@@ -5,83 +5,25 @@ import logging
 import random
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import uvloop
 
-from router.config import ConfigError, ReplicaConfig, RouterConfig
+from router.config import ConfigError, RouterConfig
 from router.proxy.admin import Admin
+from router.proxy.config_change import replica_changes, require_changeable
 from router.proxy.counters import Counters
 from router.proxy.data_plane import DataPlane
-from router.proxy.kv_event_feed import KvEventFeed
+from router.proxy.fleet_config import fleet_settings, make_fleet, make_policy, replica_spec
+from router.proxy.kv_event_feed import KvEventFeed, require_events_extra
 from router.proxy.prober import Prober
 from router.proxy.prompt_reader import make_prompt_reader
-from router.routing.block_naming import HashScheme
-from router.routing.block_source import BlockSettings
-from router.routing.fleet import Fleet, FleetSettings
-from router.routing.health import HealthSettings
-from router.routing.policies import POLICIES
-from router.routing.policies.least_loaded import LeastLoaded
-from router.routing.policies.power_of_two import PowerOfTwo
-from router.routing.policies.prefix_affinity import PrefixAffinity
-from router.routing.replica_state import ReplicaSpec
-from router.routing.view import Policy
+from router.proxy.replica_access import replica_accesses
+from router.proxy.tls import PublicTls, server_context
+from router.replica_config import ReplicaConfig
+from router.routing.replica_state import ReplicaState
 
 log = logging.getLogger("warmroute")
-
-
-def make_policy(config: RouterConfig, rng: random.Random) -> Policy:
-    """The policy ``config`` names, with its settings."""
-    policy = config.policy
-    if policy.price is not None:
-        return PrefixAffinity(rng, policy.price)
-    if policy.measure is not None:
-        return (
-            LeastLoaded(rng, policy.measure)
-            if policy.kind == "least_loaded"
-            else PowerOfTwo(rng, policy.measure)
-        )
-    return POLICIES[policy.kind](rng)
-
-
-def make_fleet(config: RouterConfig) -> Fleet:
-    """The fleet ``config`` names; nobody has been probed yet."""
-    rng = random.Random(config.seed)
-    health = config.health
-    settings = FleetSettings(
-        slo_ttft_s=config.slo.ttft_ms / 1_000.0,
-        slo_tpot_s=config.slo.tpot_ms / 1_000.0,
-        default_capacity_tokens=config.index.default_capacity_tokens,
-        exact=bool(config.models),
-        hold=config.hold.enabled and config.policy.kind == "predicted_finish",
-        health=HealthSettings(
-            failures_to_eject=health.failures_to_eject,
-            probe_failures_to_eject=health.probe_failures_to_eject,
-            backoff_s=health.backoff_s,
-            max_backoff_s=health.max_backoff_s,
-        ),
-    )
-    specs = [
-        ReplicaSpec(
-            name=replica.effective_name,
-            url=replica.url,
-            model=replica.model,
-            weight=replica.weight,
-            tags=replica.tags,
-            blocks=BlockSettings(
-                scheme=_hash_scheme(replica), block_tokens=replica.block_size, seed=replica.block_hash_seed
-            ),
-        )
-        for replica in config.replicas
-    ]
-    return Fleet(specs, make_policy(config, rng), settings, rng=rng)
-
-
-def _hash_scheme(replica: ReplicaConfig) -> HashScheme | None:
-    """How the replica names blocks; ``None``: its metrics tell, or its events are translated."""
-    if replica.block_hash != "auto":
-        return replica.block_hash
-    return "warmroute" if replica.kind == "warmroute" else None
 
 
 class Router:
@@ -90,6 +32,7 @@ class Router:
     def __init__(self, config: RouterConfig, load: Callable[[], RouterConfig] | None = None) -> None:
         self.config = config
         self._load = load
+        self._tls = None if config.tls is None else PublicTls(config.tls)
         self.counters = Counters()
         self.fleet = make_fleet(config)
         exact = self.fleet.caches.exact
@@ -104,7 +47,7 @@ class Router:
         await self.admin.start()
         await self.prober.start()
         await self.kv_events.start()  # the prober has asked for block sizes by now
-        await self.data_plane.start()
+        await self.data_plane.start(None if self._tls is None else self._tls.context)
         usable = sum(replica.usable for replica in self.fleet.replicas)
         log.info(
             "listening on %s (admin %s), policy %s, %d of %d replicas up",
@@ -129,17 +72,72 @@ class Router:
 
     async def reload(self) -> RouterConfig:
         """Apply the config file again, whole; raises ``ConfigError`` and changes nothing if it is wrong."""
-        if self._load is None:
-            raise ConfigError("this router was started without a config file; there is nothing to reload")
-        config = self._load()
-        for field in ("listen", "admin", "replicas", "models", "state", "index", "health", "seed"):
-            if getattr(config, field) != getattr(self.config, field):
-                raise ConfigError(f"{field} cannot be changed while the router runs; restart it")
-        self.fleet.policy = make_policy(config, random.Random(config.seed))
+        try:
+            if self._load is None:
+                raise ConfigError("this router was started without a config file; there is nothing to reload")
+            config = self._load()
+            self._apply(config)
+        except ConfigError:
+            self.counters.failed_reloads += 1
+            raise
+        self.counters.reloads += 1
+        log.info("config reloaded: policy %s, %d replicas", config.policy.kind, len(config.replicas))
+        logging.getLogger().setLevel(config.log.level.upper())
+        return config
+
+    def _apply(self, config: RouterConfig) -> None:
+        """All that may fail comes first; then nothing does. No ``await``: no request sees half of it."""
+        require_changeable(self.config, config)
+        require_events_extra(config)
+        accesses = replica_accesses(config)
+        certificate = None if config.tls is None else server_context(config.tls)
+        changes = replica_changes(self.config, config)
+        joined = self._join(changes.joining)
+
+        now = self.data_plane.service.clock()
+        known = {replica.name: replica for replica in self.fleet.replicas.staying if replica not in joined}
+        for name in changes.leaving:
+            self.fleet.replica_removed(known[name].index, now)
+            self.prober.unwatch(known[name])
+            self.kv_events.unsubscribe(known[name])
+        service = self.data_plane.service
+        for one in changes.staying:
+            replica, spec = known[one.effective_name], replica_spec(one)
+            if replica.spec != spec:
+                self.fleet.replica_respecified(replica.index, spec)
+            service.replica_reaccessed(replica, accesses[replica.name])
+        self._reconfigure_fleet(config)
+        self.prober.apply(config, accesses)
+        for replica in joined:
+            service.replica_added(replica, accesses[replica.name])
+            self.prober.watch(replica)
+        service.send_released(now)
+        if self._tls is not None and certificate is not None:
+            self._tls.use(certificate)
         self.data_plane.apply(config)
         self.config = self.admin.config = config
-        log.info("config reloaded: policy %s", config.policy.kind)
-        return config
+
+    def _join(self, joining: Iterable[ReplicaConfig]) -> list[ReplicaState]:
+        """New replicas, whose events are listened for; none if one of these cannot be."""
+        joined: list[ReplicaState] = []
+        try:
+            for one in joining:
+                joined.append(self.fleet.replica_added(replica_spec(one)))
+                if one.kv_events is not None:
+                    self.kv_events.subscribe(joined[-1], one.kv_events)
+        except OSError as error:
+            for replica in joined:
+                self.kv_events.unsubscribe(replica)
+                self.fleet.replica_removed(replica.index, self.data_plane.service.clock())
+            raise ConfigError(f"{error.strerror}. Nothing was applied") from None
+        return joined
+
+    def _reconfigure_fleet(self, config: RouterConfig) -> None:
+        """A policy that stays as it was keeps whose turn it is."""
+        policy = self.fleet.policy
+        if config.policy != self.config.policy:
+            policy = make_policy(config, random.Random(config.seed))
+        self.fleet.reconfigured(policy, fleet_settings(config))
 
 
 async def _serve(config: RouterConfig, load: Callable[[], RouterConfig] | None) -> int:

@@ -55,7 +55,7 @@ def cache_metrics(fleet: Fleet, counters: Counters) -> Iterator[Metric]:
         "1 while less than half of what is believed to be cached is: alert on it.",
         labels=["replica"],
     )
-    for replica in fleet.replicas:
+    for replica in fleet.replicas.staying:
         predicted.add_metric([replica.name], replica.credit.predicted_tokens)
         cached.add_metric([replica.name], replica.credit.cached_tokens)
         low.add_metric([replica.name], float(replica.credit.low))
@@ -85,7 +85,7 @@ def _event_metrics(fleet: Fleet, counters: Counters) -> Iterator[Metric]:
         yield family
     for name, text in _BLOCKS.items():
         gauge = GaugeMetricFamily(f"warmroute_kv_blocks_{name}", text, labels=["replica"])
-        for replica in fleet.replicas:
+        for replica in fleet.replicas.staying:
             if replica.name in counters.kv_events:
                 state = fleet.caches.exact.state(replica.index)
                 gauge.add_metric([replica.name], float(getattr(state, name)))
@@ -115,18 +115,24 @@ class CacheWarnings:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._low: set[int] = set()
+        self._low: set[ReplicaState] = set()
+
+    def forget(self, replica: ReplicaState) -> None:
+        """It is looked at no longer."""
+        self._low.discard(replica)
 
     def look(self, replica: ReplicaState) -> None:
         """Log what is new, of this replica and of all blocks. Cheap: call it often."""
         notices = self._fleet.caches.exact.notices
         while notices:
             index, text = notices.popleft()
-            log.warning("replica %s: %s", self._fleet.replicas[index].name, text)
+            told = self._fleet.replicas.by_index.get(index)
+            if told is not None:
+                log.warning("replica %s: %s", told.name, text)
         if not replica.credit.low:
-            self._low.discard(replica.index)
-        elif replica.index not in self._low:
-            self._low.add(replica.index)
+            self._low.discard(replica)
+        elif replica not in self._low:
+            self._low.add(replica)
             log.warning(
                 "replica %s: of the tokens believed to be cached only %.0f%% were, lately: the router reads "
                 "prompts differently from the engine, or does not see its evictions",

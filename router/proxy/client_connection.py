@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from router.proxy.exchange import Exchange
 from router.proxy.own_routes import is_routed, own_answer
-from router.proxy.request_head import ClientError, ForwardedAs, RequestHead, last_lines
+from router.proxy.request_head import ClientError, ForwardedAs, RequestHead, client_keys, last_lines
 from router.proxy.request_reader import Expecting, RequestReader
 from router.proxy.router_error import REQUEST_TIMEOUT, TOO_MANY_CONNECTIONS, RouterError, error_answer
 from router.proxy.settings import ProxySettings
@@ -48,13 +48,14 @@ class Phase(Enum):
 class _Forwarding:
     """What becomes of requests with this head under these settings; kept while they stay the same."""
 
-    __slots__ = ("head", "lines", "routed", "settings")
+    __slots__ = ("client_keys", "head", "lines", "routed", "settings")
 
-    def __init__(self, head: RequestHead, settings: ProxySettings, routed: bool, lines: bytes) -> None:
+    def __init__(self, head: RequestHead, settings: ProxySettings, forwarded_as: ForwardedAs) -> None:
         self.head = head
         self.settings = settings
-        self.routed = routed
-        self.lines = lines
+        self.routed = is_routed(head)
+        self.lines = forwarded_as.lines(head)
+        self.client_keys = client_keys(head) if settings.forward_client_key else b""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -187,8 +188,10 @@ class ClientConnection(asyncio.Protocol):
             forwarding = self._forwarding = self._forward(head, service.settings)
         if forwarding.routed:
             self._phase = Phase.SERVING
-            after_host = forwarding.lines + last_lines(head, request_id, len(body))
-            exchange = self.exchange = Exchange(service, self, head, body, request_id, after_host)
+            lines = forwarding.lines + last_lines(head, request_id, len(body))
+            exchange = self.exchange = Exchange(
+                service, self, head, body, request_id, forwarding.client_keys, lines
+            )
             exchange.start()
         else:
             self.transport.write(own_answer(service, head, request_id, keep_alive=self.keep_alive))
@@ -198,8 +201,7 @@ class ClientConnection(asyncio.Protocol):
         peer = self.transport.get_extra_info("peername")
         address = peer[0].encode("ascii", "ignore") if isinstance(peer, tuple) and peer else b""
         scheme = b"https" if self.transport.get_extra_info("ssl_object") is not None else b"http"
-        forwarded_as = ForwardedAs(address, scheme, settings.api_key, settings.forward_client_key)
-        return _Forwarding(head, settings, is_routed(head), forwarded_as.lines(head))
+        return _Forwarding(head, settings, ForwardedAs(address, scheme))
 
     # --- from the exchange -----------------------------------------------------------------------
 

@@ -76,3 +76,13 @@ class Counters:
         self.text_fallbacks: dict[str, int] = {}
         """Prompts of a model in exact mode that had to be read as text, by reason."""
         self.decision_s = Histogram((10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 1e-3, 5e-3))
+        self.reloads = 0
+        """Configs applied after the first."""
+        self.failed_reloads = 0
+        """Configs that were refused."""
+
+    def forget_replica(self, name: str) -> None:
+        """The replica is no longer in the fleet: neither are its rows."""
+        self.requests = {label: count for label, count in self.requests.items() if label[0] != name}
+        self.decisions = {label: count for label, count in self.decisions.items() if label[0] != name}
+        self.kv_events.pop(name, None)

@@ -174,6 +174,7 @@ class DataPlane:
         if self._to_sweep:
             self._sweeping = asyncio.get_running_loop().call_later(SWEEP_PAUSE_S, self._sweep)
             return
+        service.forget_departed()
         not_idle_before = now - settings.replica_keepalive_s
         for pool in service.pools():
             pool.sweep(not_idle_before)

@@ -12,6 +12,7 @@ from router.proxy.answer import Answer
 from router.proxy.attempt import Attempt
 from router.proxy.body_framing import FramingError
 from router.proxy.replica_connection import ReplicaConnection
+from router.proxy.replica_pool import ReplicaPool
 from router.proxy.request_head import RequestHead
 from router.proxy.response_head import ResponseHead
 from router.proxy.router_error import (
@@ -52,12 +53,13 @@ class Exchange:
     """One request. Made by its client connection, which calls ``start`` and then waits for ``answered``."""
 
     __slots__ = (
-        "_after_host",
         "_answer",
         "_attempt",
         "_attempts",
+        "_client_keys",
         "_head",
         "_kept",
+        "_last_lines",
         "_moved",
         "_moved_at",
         "_prompt",
@@ -80,15 +82,18 @@ class Exchange:
         head: RequestHead,
         body: bytes,
         request_id: bytes,
-        after_host: bytes,
+        client_keys: bytes,
+        last_lines: bytes,
     ) -> None:
+        """``client_keys`` and ``last_lines`` are header lines of what replicas get (``request_head.py``)."""
         self._service = service
         self.settings = service.settings
         self.client = client
         self._head = head
         self.body = body
         self.request_id = request_id
-        self._after_host = after_host
+        self._client_keys = client_keys
+        self._last_lines = last_lines
         self._prompt: Prompt = UNREADABLE
         self._attempts = 0
         self._tried: tuple[int, ...] = ()
@@ -184,10 +189,16 @@ class Exchange:
         decisions[label] = decisions.get(label, 0) + 1
         attempt.send(now)
 
-    def request_head(self, authority: bytes) -> bytes:
-        """The head that the replica at ``authority`` gets."""
+    def request_head(self, pool: ReplicaPool) -> bytes:
+        """The head that the replica of ``pool`` gets: its own key, or the client's if that is passed on."""
         head = self._head
-        return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b" % (head.method, head.target, authority, self._after_host)
+        return b"%b %b HTTP/1.1\r\n%b%b%b" % (
+            head.method,
+            head.target,
+            pool.host_line,
+            pool.key_line or self._client_keys,
+            self._last_lines,
+        )
 
     def connect_failed(self, why: str) -> None:
         """The attempt could make no connection."""

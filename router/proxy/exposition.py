@@ -57,6 +57,8 @@ class RouterCollector(Collector):
             ("prompt_tokens", "Prompt tokens that replicas reported.", counters.prompt_tokens),
             ("cached_tokens", "Of those, tokens served from a prefix cache.", counters.cached_tokens),
             ("output_tokens", "Reply tokens that replicas reported.", counters.output_tokens),
+            ("config_reloads", "Configs applied after the first.", counters.reloads),
+            ("config_reload_failures", "Configs that were refused on reload.", counters.failed_reloads),
             ("spills", "Requests that left a warmer replica because waiting there cost more.", fleet.spills),
             ("saved_prefill_seconds", "Prefill seconds that hits were predicted to save.", fleet.saved_s),
         ):
@@ -98,7 +100,7 @@ class RouterCollector(Collector):
             )
         }
         ratio = fleet.token_ratio.tokens_per_unit
-        for replica in fleet.replicas:
+        for replica in fleet.replicas.staying:
             for name, value in (
                 ("up", float(replica.usable)),
                 ("ejected", float(replica.health.state is HealthState.EJECTED)),

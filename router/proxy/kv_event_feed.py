@@ -4,13 +4,18 @@ import asyncio
 import importlib.util
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from router.config import ConfigError, RouterConfig
 from router.proxy.counters import Counters, KvEventCounters
+from router.replica_config import KvEventsConfig
 from router.routing.fleet import Fleet
+from router.routing.replica_state import ReplicaState
 
 if TYPE_CHECKING:
+    import zmq.asyncio
+
     from router.proxy.kv_event_subscriber import KvEventSubscriber
 
 
@@ -23,6 +28,12 @@ def require_events_extra(config: RouterConfig) -> None:
             f"replicas.kv_events ({', '.join(names)}): not installed: {', '.join(missing)}; "
             "run `pip install 'warmroute[events]'` or remove kv_events"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Subscription:
+    subscriber: "KvEventSubscriber"
+    task: "asyncio.Task[None]"
 
 
 class KvEventFeed:
@@ -42,48 +53,58 @@ class KvEventFeed:
         self._config = config
         self._counters = counters
         self._clock = clock
-        self._subscribers: dict[str, KvEventSubscriber] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-        self._close: Callable[[], None] = lambda: None
+        self._subscriptions: dict[ReplicaState, _Subscription] = {}
+        self._context: zmq.asyncio.Context | None = None
 
     @property
     def endpoints(self) -> dict[str, str]:
         """By replica name: where its events are listened for, with the port really taken."""
-        return {name: subscriber.endpoint for name, subscriber in self._subscribers.items()}
+        return {
+            replica.name: subscription.subscriber.endpoint
+            for replica, subscription in self._subscriptions.items()
+        }
 
     async def start(self) -> None:
-        """Subscribe. Raises ``OSError`` when an endpoint cannot be bound."""
-        wanted = [
-            (index, replica.effective_name, replica.kv_events)
-            for index, replica in enumerate(self._config.replicas)
-            if replica.kv_events is not None
-        ]
-        if not wanted:
-            return
-        import zmq.asyncio
-
-        from router.proxy.kv_event_subscriber import KvEventSubscriber
-
-        context = zmq.asyncio.Context()
-        self._close = lambda: context.destroy(linger=0)
+        """Subscribe to all that publish. Raises ``OSError`` when an endpoint cannot be bound."""
+        published = {replica.effective_name: replica.kv_events for replica in self._config.replicas}
         try:
-            for index, name, settings in wanted:
-                counters = self._counters.kv_events.setdefault(name, KvEventCounters())
-                subscriber = KvEventSubscriber(self._fleet, index, settings, counters, context, self._clock)
-                self._subscribers[name] = subscriber
-                self._tasks.append(asyncio.create_task(subscriber.run(), name=f"kv events {name}"))
+            for replica in self._fleet.replicas:
+                settings = published[replica.name]
+                if settings is not None:
+                    self.subscribe(replica, settings)
         except BaseException:
             await self.stop()
             raise
 
+    def subscribe(self, replica: ReplicaState, settings: KvEventsConfig) -> None:
+        """Listen to ``replica``, too. Raises ``OSError`` when its endpoint cannot be bound."""
+        import zmq.asyncio
+
+        from router.proxy.kv_event_subscriber import KvEventSubscriber
+
+        if self._context is None:
+            self._context = zmq.asyncio.Context()
+        counters = self._counters.kv_events.get(replica.name, KvEventCounters())
+        subscriber = KvEventSubscriber(
+            self._fleet, replica.index, settings, counters, self._context, self._clock
+        )
+        self._counters.kv_events[replica.name] = counters
+        task = asyncio.create_task(subscriber.run(), name=f"kv events {replica.name}")
+        self._subscriptions[replica] = _Subscription(subscriber, task)
+
+    def unsubscribe(self, replica: ReplicaState) -> None:
+        """Nothing is told of ``replica`` any more, if anything was."""
+        subscription = self._subscriptions.pop(replica, None)
+        if subscription is not None:
+            subscription.task.add_done_callback(lambda _: subscription.subscriber.close())
+            subscription.task.cancel()
+
     async def stop(self) -> None:
         """End all subscriptions."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
-        for subscriber in self._subscribers.values():
-            subscriber.close()
-        self._subscribers.clear()
-        self._close()
-        self._close = lambda: None
+        tasks = [subscription.task for subscription in self._subscriptions.values()]
+        for replica in list(self._subscriptions):
+            self.unsubscribe(replica)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._context is not None:
+            self._context.destroy(linger=0)
+            self._context = None

@@ -19,8 +19,8 @@ import zmq.asyncio
 
 from replica.contract.kv_events import BlocksRemoved, BlocksStored, CacheCleared, EventBatch
 from replica.contract.kv_events_wire import EventFormatError, decode
-from router.config import KvEventsConfig
 from router.proxy.counters import KvEventCounters
+from router.replica_config import KvEventsConfig
 from router.routing.event_sequence import EventSequence, Verdict
 from router.routing.fleet import Fleet
 

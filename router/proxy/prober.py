@@ -7,13 +7,15 @@ starves no probe. A probe costs no tokens: ``GET /health``, then ``/v1/models`` 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 
 import aiohttp
 import orjson
 
 from router.config import RouterConfig
 from router.proxy.cache_report import CacheWarnings
+from router.proxy.replica_access import ReplicaAccess, replica_accesses
 from router.proxy.vllm_metrics import parse_load_report
 from router.routing.fleet import Fleet
 from router.routing.health import HealthState
@@ -34,46 +36,57 @@ class Prober:
         self._fleet = fleet
         self._config = config
         self._clock = clock
+        self._accesses: Mapping[str, ReplicaAccess] = replica_accesses(config)
         self._cache_warnings = CacheWarnings(fleet)
-        self._session: aiohttp.ClientSession | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._first_round: list[asyncio.Future[None]] = []
+        self._tasks: dict[ReplicaState, asyncio.Task[None]] = {}
+        self._ended: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Begin probing; returns when each replica was asked once (at most the probe's time limit)."""
-        timeout = aiohttp.ClientTimeout(total=self._config.health.timeout_s)
-        self._session = aiohttp.ClientSession(
-            timeout=timeout, connector=aiohttp.TCPConnector(limit=0), headers=self._headers()
-        )
-        loop = asyncio.get_running_loop()
-        for replica in self._fleet.replicas:
-            asked: asyncio.Future[None] = loop.create_future()
-            self._first_round.append(asked)
-            self._tasks.append(asyncio.create_task(self._watch(replica, asked), name=f"probe {replica.name}"))
-        await asyncio.wait(self._first_round, timeout=self._config.health.timeout_s + 1.0)
+        first_round = [self.watch(replica) for replica in self._fleet.replicas]
+        await asyncio.wait(first_round, timeout=self._config.health.timeout_s + 1.0)
+
+    def watch(self, replica: ReplicaState) -> "asyncio.Future[None]":
+        """Probe ``replica``, too, from now on; the future is done when it was asked once."""
+        asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks[replica] = asyncio.create_task(self._watch(replica, asked), name=f"probe {replica.name}")
+        return asked
+
+    def unwatch(self, replica: ReplicaState) -> None:
+        """Nothing is told of ``replica`` any more."""
+        self._cache_warnings.forget(replica)
+        task = self._tasks.pop(replica)
+        task.cancel()
+        self._ended.add(task)
+        task.add_done_callback(self._ended.discard)
+
+    def apply(self, config: RouterConfig, accesses: Mapping[str, ReplicaAccess]) -> None:
+        """Probe by ``config`` from the next round on; ``accesses`` by replica name."""
+        self._config = config
+        self._accesses = accesses
 
     async def stop(self) -> None:
         """End all probes."""
-        for task in self._tasks:
+        tasks = [*self._tasks.values(), *self._ended]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
-
-    def _headers(self) -> dict[str, str]:
-        key = self._config.api_key
-        return {"authorization": f"Bearer {key.get_secret_value()}"} if key is not None else {}
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self, replica: ReplicaState, asked: "asyncio.Future[None]") -> None:
-        interval = self._config.health.interval_s
+        async with aiohttp.ClientSession() as session:
+            await self._ask_for_ever(session, replica, asked)
+
+    async def _ask_for_ever(
+        self, session: aiohttp.ClientSession, replica: ReplicaState, asked: "asyncio.Future[None]"
+    ) -> None:
         rounds = 0
         logged: HealthState | None = None
         while True:
-            well = await self._probe(replica)
+            well = await self._probe(session, replica)
             if well and (rounds % MODELS_EVERY == 0 or not replica.models):
-                await self._ask_models(replica)
+                await self._ask_models(session, replica)
             if well:
-                await self._ask_load(replica)
+                await self._ask_load(session, replica)
                 rounds += 1
             self._cache_warnings.look(replica)
             after = replica.health.state
@@ -83,14 +96,26 @@ class Prober:
                 logged = after
                 level = logging.WARNING if after is HealthState.EJECTED else logging.INFO
                 log.log(level, "replica %s is %s", replica.name, after.value)
-            await asyncio.sleep(interval)
+            await asyncio.sleep(self._config.health.interval_s)
 
-    async def _probe(self, replica: ReplicaState) -> bool:
+    def _get(
+        self, session: aiohttp.ClientSession, replica: ReplicaState, path: str
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """As requests are sent there; redirects are not followed: its key is for the replica alone."""
+        access = self._accesses[replica.name]
+        return session.get(
+            access.url + path,
+            headers=access.headers,
+            ssl=access.tls or True,
+            allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(total=self._config.health.timeout_s),
+        )
+
+    async def _probe(self, session: aiohttp.ClientSession, replica: ReplicaState) -> bool:
         """GET the health path; whatever goes wrong is the replica's failure, never the prober's end."""
-        assert self._session is not None
         asked_at = self._clock()
         try:
-            async with self._session.get(replica.spec.url + self._config.health.path) as answer:
+            async with self._get(session, replica, self._config.health.path) as answer:
                 status = answer.status
                 await answer.read()
         except aiohttp.ClientConnectorError:
@@ -103,16 +128,16 @@ class Prober:
             self._fleet.probe_failed(replica.index, self._clock())
             return False
         # 404 and 405: alive, but an OpenAI server without that path.
-        if status < 400 or status in (404, 405):
+        if 200 <= status < 300 or status in (404, 405):
             self._fleet.probe_succeeded(replica.index, self._clock())
             return True
         self._fleet.probe_failed(replica.index, self._clock())
         return False
 
-    async def _ask_models(self, replica: ReplicaState) -> None:
+    async def _ask_models(self, session: aiohttp.ClientSession, replica: ReplicaState) -> None:
         if replica.spec.model:
             return
-        body = await self._read(replica.spec.url + "/v1/models")
+        body = await self._read(session, replica, "/v1/models")
         if body is None:
             return
         try:
@@ -123,16 +148,15 @@ class Prober:
         if models:
             self._fleet.models_reported(replica.index, models)
 
-    async def _ask_load(self, replica: ReplicaState) -> None:
-        body = await self._read(replica.spec.url + "/metrics")
+    async def _ask_load(self, session: aiohttp.ClientSession, replica: ReplicaState) -> None:
+        body = await self._read(session, replica, "/metrics")
         if body is not None:
             report = parse_load_report(body.decode("utf-8", "replace"))
             self._fleet.load_reported(replica.index, report, self._clock())
 
-    async def _read(self, url: str) -> bytes | None:
-        assert self._session is not None
+    async def _read(self, session: aiohttp.ClientSession, replica: ReplicaState, path: str) -> bytes | None:
         try:
-            async with self._session.get(url) as answer:
+            async with self._get(session, replica, path) as answer:
                 if answer.status != 200:
                     return None
                 return await answer.content.read(REPORT_BYTES)

@@ -22,19 +22,16 @@ class ReplicaConnection(asyncio.Protocol):
         "_clean_eof",
         "_held",
         "_made",
-        "_pool",
-        "authority",
         "exchange",
         "idle_since",
+        "pool",
         "reused",
         "transport",
         "usable",
     )
 
     def __init__(self, pool: "ReplicaPool") -> None:
-        self._pool = pool
-        self.authority = pool.authority
-        """Host and port as the replica's Host header has them."""
+        self.pool = pool
         self.transport: asyncio.Transport
         self.exchange: Exchange | None = None
         self.idle_since = 0.0
@@ -58,7 +55,7 @@ class ReplicaConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self._made = True
-        self._pool.opened(self)
+        self.pool.opened(self)
         if not self.usable:
             self.abort()
 
@@ -83,7 +80,7 @@ class ReplicaConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.usable = False
-        self._pool.lost(self)
+        self.pool.lost(self)
         exchange = self.exchange
         if exchange is not None:
             self.exchange = None
@@ -123,7 +120,7 @@ class ReplicaConnection(asyncio.Protocol):
             self.abort()  # it answered before it had the whole request
         elif self.usable:
             self.reused = True
-            self._pool.give_back(self, now)
+            self.pool.give_back(self, now)
         else:
             self.close()
 
@@ -138,7 +135,7 @@ class ReplicaConnection(asyncio.Protocol):
         self.usable = False
         if self._made:
             self.abort()
-            self._pool.lost(self)  # uvloop does not tell the loss of what it made for a cancelled task
+            self.pool.lost(self)  # uvloop does not tell the loss of what it made for a cancelled task
 
     def abort(self) -> None:
         """Break the connection: the replica is to stop."""
@@ -162,7 +159,7 @@ class ReplicaConnection(asyncio.Protocol):
                     exchange.replica_garbled()
                 return
             try:
-                head = self._pool.read_head(data[:end])
+                head = self.pool.read_head(data[:end])
             except GarbageError:
                 exchange.replica_garbled()
                 return

@@ -1,12 +1,12 @@
 """The connections to one replica: as many as there are requests, the idle ones reused last in, first out."""
 
 import asyncio
-import ssl
 from collections import deque
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from router.proxy.counters import Counters
+from router.proxy.replica_access import ReplicaAccess
 from router.proxy.replica_connection import ReplicaConnection
 from router.proxy.response_head import ResponseHead, read_response_head
 
@@ -22,33 +22,48 @@ class ReplicaPool:
     """Connections to one replica. An exchange takes one, and gives it back after a whole answer."""
 
     __slots__ = (
+        "_closed",
         "_connecting",
         "_heads",
         "_idle",
         "_open",
         "_tls",
-        "authority",
         "counters",
         "host",
+        "host_line",
+        "key_line",
         "name",
         "port",
-        "url",
     )
 
-    def __init__(self, name: str, url: str, counters: Counters) -> None:
+    def __init__(self, name: str, access: ReplicaAccess, counters: Counters) -> None:
         self.name = name
-        self.url = url
         self.counters = counters
-        parts = urlsplit(url)
-        self.authority = parts.netloc.encode("ascii", "replace")
+        parts = urlsplit(access.url)
         self.host = parts.hostname or ""
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self.host_line = b"host: %b\r\n" % parts.netloc.encode("ascii", "replace")
+        """As it stands in the heads of requests to the replica."""
+        self.key_line: bytes
+        """The replica's own key, likewise; empty where there is none."""
+        self._use(access)
+        self._closed = False
         self._heads: dict[bytes, ResponseHead] = {}
         """Heads read lately: a replica's heads repeat, but for the date and some lengths."""
         self._idle: deque[ReplicaConnection] = deque()
         self._open: set[ReplicaConnection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
+
+    def _use(self, access: ReplicaAccess) -> None:
+        key = access.api_key
+        self.key_line = b"" if key is None else b"authorization: Bearer %b\r\n" % key.encode()
+        self._tls = access.tls
+
+    def reaccessed(self, access: ReplicaAccess) -> None:
+        """Another key or another TLS, for requests and for connections made from now on; the same URL."""
+        if access.tls is not self._tls:
+            self._close_idle()  # trusted by the old rule
+        self._use(access)
 
     def take_idle(self, not_idle_before: float) -> ReplicaConnection | None:
         """The connection that became idle last, unless that was before ``not_idle_before`` (seconds)."""
@@ -63,6 +78,9 @@ class ReplicaPool:
 
     def give_back(self, connection: ReplicaConnection, now: float) -> None:
         """The connection may serve another request."""
+        if self._closed:
+            connection.close()
+            return
         connection.idle_since = now
         self._idle.append(connection)
 
@@ -123,7 +141,11 @@ class ReplicaPool:
             idle.popleft().close()
 
     def close(self) -> None:
-        """Close the idle connections; those in use close when given back."""
+        """No more requests come: close the idle connections now, those in use when given back."""
+        self._closed = True
+        self._close_idle()
+
+    def _close_idle(self) -> None:
         while self._idle:
             self._idle.pop().close()
 

@@ -190,43 +190,35 @@ def _read_connection(connection: bytes | None, http10: bool) -> tuple[bool, set[
 
 
 class ForwardedAs:
-    """What every forwarded head has in common: the connection's peer and the operator's wishes about keys."""
+    """What every head that is forwarded from one connection has in common: its peer and its scheme."""
 
-    __slots__ = ("_forward_client_key", "_key_line", "_peer", "_scheme")
+    __slots__ = ("_peer", "_scheme")
 
-    def __init__(
-        self,
-        peer: bytes,
-        scheme: bytes = b"http",
-        api_key: bytes | None = None,
-        forward_client_key: bool = False,
-    ) -> None:
+    def __init__(self, peer: bytes, scheme: bytes = b"http") -> None:
         self._peer = peer
         self._scheme = scheme
-        self._key_line = b"authorization: Bearer %b\r\n" % api_key if api_key is not None else b""
-        self._forward_client_key = forward_client_key and api_key is None
 
     def lines(self, request: RequestHead) -> bytes:
-        """The lines that a replica gets after Host and before the request's id and length."""
+        """The lines that a replica gets after Host and keys and before the request's id and length."""
         found = request.found
-        keys = self._key_line
-        if self._forward_client_key:
-            for name in _CLIENT_KEYS:
-                if name in found:
-                    keys += b"%b: %b\r\n" % (name, found[name])
         peer = found.get(b"x-forwarded-for")
         if peer is None:
             peer = self._peer
         elif self._peer:
             peer = peer + b", " + self._peer
         kept = request.kept
-        return b"%baccept-encoding: identity\r\n%b%b%bx-forwarded-proto: %b\r\n" % (
+        return b"%baccept-encoding: identity\r\n%b%bx-forwarded-proto: %b\r\n" % (
             b"\r\n".join(kept) + b"\r\n" if kept else b"",
-            keys,
             b"x-forwarded-for: %b\r\n" % peer if peer else b"",
             b"x-session-id: %b\r\n" % found[b"x-session-id"] if b"x-session-id" in found else b"",
             found.get(b"x-forwarded-proto", self._scheme),
         )
+
+
+def client_keys(request: RequestHead) -> bytes:
+    """The lines that hold the client's own keys, for replicas that may see them."""
+    found = request.found
+    return b"".join(b"%b: %b\r\n" % (name, found[name]) for name in _CLIENT_KEYS if name in found)
 
 
 def last_lines(request: RequestHead, request_id: bytes, body_bytes: int) -> bytes:

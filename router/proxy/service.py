@@ -1,5 +1,6 @@
 """What all requests of one data plane share: fleet, settings, counters, clock, retry budget, pools, ids."""
 
+import logging
 import os
 from collections.abc import Callable
 
@@ -7,6 +8,7 @@ from router.config import RouterConfig
 from router.proxy.counters import Counters
 from router.proxy.failure_log import FailureLog
 from router.proxy.prompt_reader import PromptReader
+from router.proxy.replica_access import ReplicaAccess, replica_accesses
 from router.proxy.replica_pool import ReplicaPool
 from router.proxy.router_error import RouterError
 from router.proxy.settings import ProxySettings, proxy_settings
@@ -16,11 +18,14 @@ from router.routing.in_flight import Usage
 from router.routing.replica_state import ReplicaState
 from router.routing.retry import RetryBudget, RetrySettings
 
+logger = logging.getLogger("warmroute.proxy")
+
 
 class Service:
     """Owned by the data plane; requests read it and count in ``counters``."""
 
     __slots__ = (
+        "_closing",
         "_id_prefix",
         "_ids",
         "_pools",
@@ -49,10 +54,15 @@ class Service:
         """Called when a request begins to wait in the router."""
         self.prompt_reader: PromptReader | None = None
         """Set where some models are read token by token."""
-        self._pools: dict[str, ReplicaPool] = {}
+        self._pools: dict[ReplicaState, ReplicaPool] = {}
+        self._closing: list[ReplicaPool] = []
+        """Pools of replicas that are gone, with connections that are still in use."""
         self._id_prefix = b"wr-" + os.urandom(6).hex().encode() + b"-"
         self._ids = 0
         self.apply(config)
+        accesses = replica_accesses(config)
+        for replica in fleet.replicas:
+            self.replica_added(replica, accesses[replica.name])
 
     def apply(self, config: RouterConfig) -> None:
         """New settings for requests that begin from now on."""
@@ -102,14 +112,31 @@ class Service:
 
     def pool(self, replica: ReplicaState) -> ReplicaPool:
         """The connections to ``replica``."""
-        spec = replica.spec
-        pool = self._pools.get(spec.name)
-        if pool is None or pool.url != spec.url:
-            if pool is not None:
-                pool.close()
-            pool = self._pools[spec.name] = ReplicaPool(spec.name, spec.url, self.counters)
-        return pool
+        return self._pools[replica]
 
     def pools(self) -> list[ReplicaPool]:
         """Every pool there is."""
-        return list(self._pools.values())
+        return [*self._pools.values(), *self._closing]
+
+    # --- replicas that come, go and change --------------------------------------------------------
+
+    def replica_added(self, replica: ReplicaState, access: ReplicaAccess) -> None:
+        """The fleet has this replica; requests may be sent there."""
+        self._pools[replica] = ReplicaPool(replica.name, access, self.counters)
+
+    def replica_reaccessed(self, replica: ReplicaState, access: ReplicaAccess) -> None:
+        """Its key or its TLS changed."""
+        self._pools[replica].reaccessed(access)
+
+    def forget_departed(self) -> None:
+        """Replicas that were removed and whose last request is over: nothing of them is kept."""
+        for replica in self.fleet.forget_departed():
+            pool = self._pools.pop(replica, None)
+            if pool is not None:
+                pool.close()
+                self._closing.append(pool)
+            if all(other.name != replica.name for other in self.fleet.replicas):
+                self.counters.forget_replica(replica.name)
+            logger.info("replica %s has left", replica.name)
+        if self._closing:
+            self._closing = [pool for pool in self._closing if pool.open_connections]

@@ -25,7 +25,6 @@ class ProxySettings:
     hold_max_requests: int
     expose_routing: bool
     expose_replica_urls: bool
-    api_key: bytes | None
     forward_client_key: bool
     client_control_fields: frozenset[str]
 
@@ -67,7 +66,6 @@ def proxy_settings(config: RouterConfig) -> ProxySettings:
         hold_max_requests=config.hold.max_requests,
         expose_routing=config.expose_routing,
         expose_replica_urls=config.expose_replica_urls,
-        api_key=config.api_key.get_secret_value().encode() if config.api_key else None,
         forward_client_key=config.forward_client_key,
         client_control_fields=frozenset(config.client_control_fields),
     )

@@ -140,7 +140,7 @@ class Peers:
 
     def _sent(self, router: str, event: WorkSent, now: float) -> None:
         replica = self._named(event.replica)
-        if replica is None or replica.leaving:
+        if replica is None:
             return
         booking = replica.book(event.prefill_s, event.new_tokens, event.expected_output_tokens, now)
         prompt = self._caches.named(replica.index, event.keys, event.naming)
@@ -172,7 +172,7 @@ class Peers:
 
     def _hold(self, router: str, event: WorkHeld, now: float) -> None:
         replica = self._named(event.replica)
-        if replica is None or replica.leaving:
+        if replica is None:
             return
         prompt = self._caches.named(replica.index, event.keys, event.naming)
         held = Held(
@@ -226,8 +226,8 @@ class Peers:
 
     def _named(self, name: str) -> ReplicaState | None:
         replica = self._by_name.get(name)
-        if replica is None or replica not in self._replicas:
-            self._by_name = {one.name: one for one in self._replicas}
+        if replica is None or replica.leaving or replica not in self._replicas:
+            self._by_name = {one.name: one for one in self._replicas.staying}
             replica = self._by_name.get(name)
             if replica is None:
                 self.unknown += 1

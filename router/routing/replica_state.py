@@ -51,7 +51,9 @@ class ReplicaState:
 
     def __init__(self, index: int, spec: ReplicaSpec, health: Health, cost: ReplicaCost) -> None:
         self.index = index
+        self.spec = spec
         self.name = spec.name
+        self.weight = spec.weight
         self.ledger = Ledger(cost)
         self.held = HoldQueue()
         self.health = health
@@ -62,9 +64,8 @@ class ReplicaState:
         """Taken out of the config: forgotten once nothing is in flight there."""
         self.drain_version = 0
         """How many orders about draining there were, at any router; the latest counts."""
-        self.models: frozenset[str] | None
+        self.models = _models(spec)
         """Models it serves; ``None`` until it told."""
-        self.respecified(spec)
         self.last_report: LoadReport | None = None
         self.kv_tokens: int | None = None
         self.room_price_s = 0.0
@@ -95,10 +96,11 @@ class ReplicaState:
         return self.models is None or model in self.models
 
     def respecified(self, spec: ReplicaSpec) -> None:
-        """The operator's word on it."""
+        """The operator says something else of the same server."""
+        if spec.model != self.spec.model:
+            self.models = _models(spec)
         self.spec = spec
         self.weight = spec.weight
-        self.models = frozenset({spec.model}) if spec.model else None
 
     def book(self, prefill_s: float, new_tokens: int, expected_output_tokens: int, now: float) -> Booking:
         """A request was sent here, by whichever router."""
@@ -138,3 +140,7 @@ class ReplicaState:
         self.last_report = report
         usage = report.kv_usage
         self.room_price_s = 0.0 if usage is None else min(1.0, max(0.0, (usage - 0.8) / 0.2))
+
+
+def _models(spec: ReplicaSpec) -> frozenset[str] | None:
+    return frozenset({spec.model}) if spec.model else None

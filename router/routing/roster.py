@@ -54,6 +54,11 @@ class Roster(Collection[ReplicaState]):
     # --- who there is ---------------------------------------------------------------------------
 
     @property
+    def staying(self) -> list[ReplicaState]:
+        """Those that were not removed; no two have the same name."""
+        return [replica for replica in self if not replica.leaving]
+
+    @property
     def next_index(self) -> int:
         """The index of the next replica that joins."""
         return self._free[-1] if self._free else self.slots

@@ -4,9 +4,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from router.yaml_file import YamlError, read_yaml
 from sim.plan.config import PlanConfig
 from sim.plan.plan_error import PlanError
 
@@ -21,8 +21,8 @@ def load_plan(path: str | Path) -> PlanConfig:
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path}: cannot be read: {error}") from None
     try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        data = read_yaml(text)
+    except YamlError as error:
         raise PlanError(f"{path}: not valid YAML: {error}") from None
     return parse_plan(data, str(path))
 

@@ -128,7 +128,10 @@ async def _run(
     fakes = [FakeReplica(tls=tls) for _ in range(count)]
     for fake in fakes:
         await fake.start()
-    urls = [{"url": fake.url, **({"model": model} if model else {})} for fake in fakes]
+    urls = [
+        {"url": fake.url, "name": f"r{index}", **({"model": model} if model else {})}
+        for index, fake in enumerate(fakes)
+    ]
     rig = Rig(fakes, parse_config({"listen": listen, "replicas": urls, **keys}, "test"))
     await rig.plane.start(public_tls)
     try:

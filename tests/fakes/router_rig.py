@@ -25,18 +25,20 @@ class RouterRig:
     """What a scenario works with."""
 
     def __init__(
-        self, replicas: list[FakeReplica], others: list[dict[str, Any]], keys: dict[str, Any]
+        self, replicas: list[FakeReplica], known: int, others: list[dict[str, Any]], keys: dict[str, Any]
     ) -> None:
         self.replicas = replicas
+        self._known = known
         self._others = others
+        self._keys = keys
         self.next_config = self.config_with(**keys)
         """What a reload finds."""
         self.router = Router(self.next_config, lambda: self.next_config)
         self.clients: list[RawClient] = []
 
     def config_with(self, **keys: Any) -> RouterConfig:
-        """A config of the fake replicas, named r0, r1, …, unless ``keys`` has its own."""
-        named = [{"url": replica.url, "name": f"r{index}"} for index, replica in enumerate(self.replicas)]
+        """A config of the known fake replicas, named r0, r1, …, unless ``keys`` has its own."""
+        named = [self.entry(number) for number in range(self._known)]
         return parse_config(
             {
                 "listen": "127.0.0.1:0",
@@ -47,6 +49,20 @@ class RouterRig:
             | keys,
             "test",
         )
+
+    def entry(self, number: int, **keys: Any) -> dict[str, Any]:
+        """``replicas[number]`` as it stands in a config."""
+        return {"url": self.replicas[number].url, "name": f"r{number}", **keys}
+
+    async def try_reload(self, *entries: dict[str, Any], **keys: Any) -> RawAnswer:
+        """Reload a config of these replicas, with ``keys`` over those the rig was made with."""
+        self.next_config = self.config_with(**{**self._keys, **keys, "replicas": list(entries)})
+        return await self.admin("/reload", "POST")
+
+    async def reload(self, *entries: dict[str, Any], **keys: Any) -> None:
+        """The same; it must be applied."""
+        answer = await self.try_reload(*entries, **keys)
+        assert answer.status == 200, answer.body
 
     @property
     def replica(self) -> FakeReplica:
@@ -68,6 +84,10 @@ class RouterRig:
         answer = await client.answer()
         client.leave()
         return answer
+
+    async def answered_by(self, requests: int = 4) -> set[str | None]:
+        """Which replicas answer the next requests; needs ``expose_routing``."""
+        return {(await self.ask()).field("x-warmroute-replica") for _ in range(requests)}
 
     async def get(self, path: str, **fields: Any) -> RawAnswer:
         """GET on the public port."""
@@ -107,24 +127,27 @@ def with_router(
     scenario: Callable[[RouterRig], Awaitable[None]],
     *,
     replicas: int = 1,
+    known: int | None = None,
     down: int = 0,
     others: Sequence[dict[str, Any]] = (),
     **config: Any,
 ) -> None:
     """Run ``scenario`` against a fresh router in front of ``replicas`` fakes and ``others``.
 
-    The last ``down`` fakes do not listen at the start. Afterwards everything must be released and nothing
+    The last ``down`` fakes do not listen at the start; the first ``known`` alone are in the first config.
+    Afterwards everything must be released and nothing
     logged as an error.
     """
     config.setdefault("policy", {"kind": "round_robin"})
     config.setdefault("health", QUICK_HEALTH)
     config.setdefault("shutdown_timeout_s", 2.0)
-    uvloop.run(_run(scenario, replicas, down, list(others), config))
+    uvloop.run(_run(scenario, replicas, replicas if known is None else known, down, list(others), config))
 
 
 async def _run(
     scenario: Callable[[RouterRig], Awaitable[None]],
     count: int,
+    known: int,
     down: int,
     others: list[dict[str, Any]],
     config: dict[str, Any],
@@ -139,7 +162,7 @@ async def _run(
         await fake.start()
     for fake in fakes[count - down :]:
         await fake.kill()
-    rig = RouterRig(fakes, others, config)
+    rig = RouterRig(fakes, known, others, config)
     await rig.router.start()
     try:
         await scenario(rig)

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from router.config import ConfigError, KvEventsConfig, load_config, parse_config
-from router.proxy.assembly import make_fleet
+from router.config import ConfigError, load_config, parse_config
+from router.proxy.fleet_config import make_fleet
+from router.replica_config import KvEventsConfig
 from router.routing.block_source import BlockSettings
 from router.routing.policies import POLICIES
 

@@ -1,0 +1,76 @@
+"""The kinds of values that keys of the router's YAML have: addresses, secrets."""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr
+
+SECRET_KEYS = frozenset({"api_key", "keys"})
+"""What stands under these keys is never shown, however wrong it is."""
+
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+_TOKEN = re.compile(r"[\x21-\x7e]+")
+
+
+class Section(BaseModel):
+    """A mapping of keys: unknown ones are errors, nothing changes once it is read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _is_address(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("expected HOST:PORT or unix:/path")
+    if value.startswith("unix:"):
+        if len(value) <= len("unix:"):
+            raise ValueError("expected unix:/path/of/socket")
+        return value
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65_535:
+        raise ValueError(f"expected HOST:PORT or unix:/path, got {value!r}")
+    return value
+
+
+Address = Annotated[str, BeforeValidator(_is_address)]
+
+
+def _secret(value: object) -> SecretStr:
+    """From the value itself, ``${VARIABLE}`` or ``{file: PATH}``; read when the config is."""
+    if isinstance(value, SecretStr):
+        return value
+    if isinstance(value, dict) and list(value) == ["file"] and isinstance(value["file"], str):
+        found = _in_file(value["file"])
+    elif isinstance(value, str):
+        variable = _VARIABLE.fullmatch(value)
+        found = value if variable is None else _in_environment(variable[1])
+    else:
+        raise ValueError("expected a secret, ${VARIABLE} or {file: PATH}")
+    if not _TOKEN.fullmatch(found):
+        raise ValueError("expected visible ASCII characters without spaces, at least one, in one line")
+    return SecretStr(found)
+
+
+def _in_environment(variable: str) -> str:
+    value = os.environ.get(variable)
+    if value is None:
+        raise ValueError(f"the environment variable {variable} is not set")
+    return value
+
+
+def _in_file(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise ValueError(f"the file {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"the file {path} is not ASCII") from None
+
+
+def _one_or_several(value: Any) -> Any:
+    return [value] if isinstance(value, str | dict) else value
+
+
+Secret = Annotated[SecretStr, BeforeValidator(_secret)]
+Secrets = Annotated[tuple[Secret, ...], BeforeValidator(_one_or_several)]

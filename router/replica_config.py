@@ -1,0 +1,118 @@
+"""The keys of one entry of ``replicas:`` in the router's YAML."""
+
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from router.config_values import Secret, Section
+
+WILDCARD_HOSTS = ("*", "0.0.0.0", "[::]")
+
+
+class KvEventsConfig(Section):
+    """Where a replica publishes its KV events (ZMQ; needs the extra ``[events]``).
+
+    A plain ``tcp://HOST:PORT`` stands for ``endpoint`` alone. vLLM binds when its own endpoint has a wildcard
+    host (``tcp://*:5557``): name its host here. With a concrete host vLLM connects: then this router binds.
+    """
+
+    endpoint: str
+    bind: bool | None = None
+    """Listen on ``endpoint`` instead of connecting to it; unless set, true for a wildcard host."""
+    replay: str | None = None
+    """The replica's replay endpoint; without it a gap in the events costs what was known of its cache."""
+    topic: str = ""
+    """Only messages whose topic begins so."""
+
+    @field_validator("endpoint", "replay")
+    @classmethod
+    def _transport(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        scheme, _, rest = value.partition("://")
+        if scheme not in ("tcp", "ipc") or not rest or (scheme == "tcp" and ":" not in rest):
+            raise ValueError(f"expected tcp://HOST:PORT or ipc:///path, got {value!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _reachable(self) -> "KvEventsConfig":
+        if self.bind is False and self._wildcard:
+            raise ValueError(f"cannot connect to the wildcard {self.endpoint}; name the replica's host")
+        return self
+
+    @property
+    def _wildcard(self) -> bool:
+        return self.endpoint.removeprefix("tcp://").rpartition(":")[0] in WILDCARD_HOSTS
+
+    @property
+    def binds(self) -> bool:
+        """This router listens, the replica connects."""
+        return self._wildcard if self.bind is None else self.bind
+
+
+def _endpoint_alone(value: Any) -> Any:
+    return {"endpoint": value} if isinstance(value, str) else value
+
+
+class ReplicaTlsConfig(Section):
+    """How an https replica is trusted; the system's authorities unless set."""
+
+    ca: str | None = None
+    """PEM file of the authority, or of the replica's own certificate."""
+    insecure: bool = False
+    """Trust whoever answers. For tests."""
+
+    @model_validator(mode="after")
+    def _one(self) -> "ReplicaTlsConfig":
+        if self.insecure and self.ca is not None:
+            raise ValueError("insecure trusts whoever answers, whatever ca says; keep one of them")
+        return self
+
+
+class ReplicaConfig(Section):
+    """One replica: an OpenAI-compatible server."""
+
+    url: str
+    name: str | None = None
+    """Unique; the URL's host and port unless set. The same in every router of a fleet."""
+    kind: Literal["auto", "vllm", "sglang", "warmroute", "openai"] = "auto"
+    model: str | None = None
+    """The model it serves; asked from the replica (``/v1/models``) unless set."""
+    api_key: Secret | None = None
+    """Sent to it as a bearer token; the router's ``api_key`` unless set."""
+    tls: ReplicaTlsConfig | None = None
+    weight: PositiveFloat = 1.0
+    tags: tuple[str, ...] = ()
+    kv_events: Annotated[KvEventsConfig, BeforeValidator(_endpoint_alone)] | None = None
+    block_size: PositiveInt | None = None
+    """Tokens in a KV block; learned from its metrics and events, which win where they differ."""
+    block_hash: Literal["auto", "sha256", "sha256_cbor", "warmroute", "tokens"] = "auto"
+    """How it names blocks: vLLM's --prefix-caching-hash-algo, or ours. ``auto`` asks its metrics and checks;
+    ``tokens`` translates whatever it uses through the tokens in its events."""
+    block_hash_seed: str | None = None
+    """The PYTHONHASHSEED a vLLM was started with, if it was."""
+
+    @field_validator("url")
+    @classmethod
+    def _http(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"expected http://HOST:PORT, got {value!r}")
+        if parts.path not in ("", "/") or parts.query or parts.fragment:
+            raise ValueError(f"expected a URL without a path (the request's own path is used), got {value!r}")
+        if parts.username is not None:
+            raise ValueError("credentials in a replica URL are not supported; use api_key")
+        _ = parts.port  # raises ValueError when out of range
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _tls_fits(self) -> "ReplicaConfig":
+        if self.tls is not None and not self.url.startswith("https:"):
+            raise ValueError(f"tls belongs to https replicas, not to {self.url}")
+        return self
+
+    @property
+    def effective_name(self) -> str:
+        """The name, or the URL's host and port."""
+        return self.name or urlsplit(self.url).netloc

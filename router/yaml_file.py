@@ -1,0 +1,41 @@
+"""YAML in which a key that is given twice is an error, and not silently the last one's value."""
+
+from typing import Any
+
+import yaml
+
+
+class YamlError(ValueError):
+    """What is wrong, and in which line. The line itself is not shown: it may hold a secret."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Looks at mappings as they are written: before merge keys (``<<``) bring in those of others."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        first: dict[str, yaml.ScalarNode] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and first.setdefault(key.value, key) is not key:
+                raise YamlError(
+                    f"line {key.start_mark.line + 1}: the key {key.value!r} is given twice, "
+                    f"first in line {first[key.value].start_mark.line + 1}; keep one of them"
+                )
+        return node
+
+
+def read_yaml(text: str) -> object:
+    """The value of the one document in ``text``. Raises ``YamlError``.
+
+    >>> read_yaml("a: 1\\nb: {c: 2}\\na: 3")
+    Traceback (most recent call last):
+    router.yaml_file.YamlError: line 3: the key 'a' is given twice, first in line 1; keep one of them
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+        raise YamlError(f"{where}{error.problem}") from None
+    except yaml.YAMLError as error:  # characters that no YAML may have
+        raise YamlError(str(error)) from None
