@@ -40,7 +40,11 @@ class Rig:
         health = HealthSettings(failures_to_eject=config.health.failures_to_eject)
         policy = POLICIES[config.policy.kind](rng)
         self.fleet = Fleet(
-            specs, policy, FleetSettings(health=health, hold=config.policy.kind == "predicted_finish")
+            specs,
+            policy,
+            FleetSettings(
+                health=health, hold=config.hold.enabled and config.policy.kind == "predicted_finish"
+            ),
         )
         for index in range(len(replicas)):
             self.fleet.probe_succeeded(index, 0.0)
