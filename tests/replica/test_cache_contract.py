@@ -249,7 +249,7 @@ def test_switched_off(make):
     assert cache.counters.queried_tokens == 0 and whole(cache)
 
 
-def test_preempted_sequences_are_counted_apart(make):
+def test_B112_preempted_sequences_are_counted_apart(make):
     cache = make(64)
     a = request("a", [*PREFIX, 1])
     start(cache, a)

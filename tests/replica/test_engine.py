@@ -143,7 +143,16 @@ def test_preemption_loses_nothing() -> None:
         assert token_ids(deltas[request.request_id]) == _alone(request)
 
 
-def test_a_salt_separates_cached_prefixes() -> None:
+def test_B112_preemption_is_never_told_as_a_hit() -> None:
+    """Unique prompts in a pool too small for them: what is computed anew after a preemption is no hit."""
+    engine = make_engine(kv_blocks=8, max_model_len=128)
+    requests = [greedy_request(f"{i}", _prompt(i, 30), 60) for i in range(6)]
+    deltas = finish_all(engine, requests)
+    assert engine.preemptions > 0
+    assert all(delta.cached_tokens == 0 for request in requests for delta in deltas[request.request_id])
+
+
+def test_B090_a_salt_separates_cached_prefixes() -> None:
     engine = make_engine()
     prompt = _prompt(3, 64)
 

@@ -355,7 +355,7 @@ def test_a_colliding_hash_does_not_cross_tenants():
     assert cache.match(request("b", [1, 2, 3], salt="one")) == [0]
 
 
-def test_preempted_sequences_are_counted_apart():
+def test_B112_preempted_sequences_are_counted_apart():
     cache = PrefixCache(10)
     a = request("a", [*COMMON, 1])
     start(cache, a)

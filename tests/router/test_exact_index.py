@@ -208,8 +208,8 @@ def test_a_clear_and_a_loss_touch_one_replica() -> None:
 
 
 @pytest.mark.parametrize("configured", [None, 64])
-def test_block_sizes_are_the_replicas_to_say(configured: int | None) -> None:
-    """B127: adapt per replica, and say so when the config is wrong."""
+def test_B127_block_sizes_are_the_replicas_to_say(configured: int | None) -> None:
+    """Adapt per replica, and say so when the config is wrong."""
     index = ExactIndex([BlockSettings("warmroute", configured), BlockSettings("warmroute", 32)], ROOMY)
     index.blocks_reported(0, 16, None)
     assert {naming.block_tokens for naming in index.namings} == {16, 32}, "a mixed fleet"

@@ -173,8 +173,8 @@ def test_a_recorded_vllm_over_http_and_zmq_is_foretold_to_the_token(
     assert len(said) == ("block_size" in configured) and len(lines) == len(said)
 
 
-def test_our_replica_is_foretold_within_a_block(tmp_path: Path) -> None:
-    """B135, with a real engine: chats of several turns over two replicas; predicted against reported."""
+def test_B135_our_replica_is_foretold_within_a_block(tmp_path: Path) -> None:
+    """With a real engine: chats of several turns over two replicas; predicted against reported."""
     import torch
 
     from replica.config import ReplicaConfig
@@ -273,8 +273,8 @@ def test_router_and_our_replica_read_the_same_tokens(tmp_path: Path, model: str)
         assert tuple(ours.tokens(asked)) == theirs.completion(Fields(asked))[0].tokens
 
 
-def test_long_prompts_hold_up_nobody_and_clients_may_leave_meanwhile(tmp_path: Path) -> None:
-    """B054: a long prompt is read in a thread; a client that leaves before that leaves nothing behind."""
+def test_B054_long_prompts_hold_up_nobody_and_clients_may_leave_meanwhile(tmp_path: Path) -> None:
+    """A long prompt is read in a thread; a client that leaves before that leaves nothing behind."""
     gate = threading.Event()
 
     class Slow(ExactModel):
@@ -323,8 +323,8 @@ def test_long_prompts_hold_up_nobody_and_clients_may_leave_meanwhile(tmp_path: P
     uvloop.run(run())
 
 
-def test_a_wrong_tokenizer_shows(tmp_path: Path) -> None:
-    """B135: events come, but never for what was sent. Guesses take over, and the low credit is an alert."""
+def test_B135_a_wrong_tokenizer_shows(tmp_path: Path) -> None:
+    """Events come, but never for what was sent. Guesses take over, and the low credit is an alert."""
 
     async def run() -> list[str]:
         answers, publisher = Answers(metrics=""), FakePublisher()

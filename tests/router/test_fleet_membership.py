@@ -210,7 +210,9 @@ script = st.lists(
 
 @given(script=script, kind=st.sampled_from(["predicted_finish", "round_robin"]))
 @settings(deadline=None, max_examples=80)
-def test_in_any_order_nothing_is_lost_and_nothing_stays(script: list[tuple[str, int]], kind: str) -> None:
+def test_B089_in_any_order_nothing_is_lost_and_nothing_stays(
+    script: list[tuple[str, int]], kind: str
+) -> None:
     fleet, flights, now, names = make_fleet(2, kind), [], 0.0, 2
     for action, which in script:
         now += 0.1

@@ -126,7 +126,7 @@ class TestHashing:
         assert [a for a, b in zip(after, before, strict=True) if b != 3] == [b for b in before if b != 3]
 
     @pytest.mark.parametrize("bound", [1.0, 1.25, 2.0])
-    def test_a_heavy_key_is_bounded(self, kind: str, bound: float) -> None:
+    def test_B126_a_heavy_key_is_bounded(self, kind: str, bound: float) -> None:
         chooser = {"session": Session, "bounded_hash": BoundedHash}[kind](random.Random(1), bound)
         candidates = [FakeCandidate(index) for index in range(4)]
         for sent in range(100):  # all one key, nothing finishes
@@ -142,7 +142,7 @@ class TestHashing:
         assert counts[0] / counts[1] == pytest.approx(3.0, rel=0.15)
 
 
-def test_no_session_is_not_one_session() -> None:
+def test_B126_no_session_is_not_one_session() -> None:
     candidates = [FakeCandidate(index) for index in range(4)]
     for empty in (None, ""):
         asked, chooser = request(100, [0] * 4), policy("session")

@@ -61,7 +61,7 @@ def test_keys_agree_exactly_on_the_common_prefix(head: bytes, one: bytes, other:
     assert not set(a[common:]) & set(b[common:])
 
 
-def test_same_block_after_another_prefix_is_another_key() -> None:
+def test_B081_same_block_after_another_prefix_is_another_key() -> None:
     same = b"s" * 256
     assert block_keys(b"a" * 256 + same, 1)[1] != block_keys(b"b" * 256 + same, 1)[1]
 
@@ -89,11 +89,11 @@ def test_a_longer_conversation_keeps_the_keys_of_its_past() -> None:
     assert len(one) < len(two) < len(three)
 
 
-def test_string_and_one_text_part_are_alike() -> None:
+def test_B025_string_and_one_text_part_are_alike() -> None:
     assert chat("hello " * 100) == chat([{"type": "text", "text": "hello " * 100}])
 
 
-def test_images_differ_by_their_data() -> None:
+def test_B025_images_differ_by_their_data() -> None:
     def image(url: str) -> list[object]:
         return [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "what? " * 200}]
 
@@ -102,7 +102,7 @@ def test_images_differ_by_their_data() -> None:
     assert one[-1] != other[-1]
 
 
-def test_tools_come_first_and_count() -> None:
+def test_B139_tools_come_first_and_count() -> None:
     def tool(name: str) -> list[object]:
         return [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}]
 
@@ -114,18 +114,18 @@ def test_tools_come_first_and_count() -> None:
 @pytest.mark.parametrize(
     "field", ["cache_salt", "reasoning_effort", "chat_template", "documents", "chat_template_kwargs"]
 )
-def test_what_else_shapes_the_prompt_or_parts_the_cache_counts(field: str) -> None:
+def test_B139_what_else_shapes_the_prompt_or_parts_the_cache_counts(field: str) -> None:
     plain, one, other = chat("q"), chat("q", **{field: "a"}), chat("q", **{field: "b"})
     assert shared(plain, one) == shared(plain, other) == shared(one, other) == 0
     assert one == chat("q", **{field: "a"})
 
 
-def test_token_ids_alone_or_in_a_list_of_one_are_one_prompt() -> None:
+def test_B024_token_ids_alone_or_in_a_list_of_one_are_one_prompt() -> None:
     ids = list(range(900))
     assert keys_of(prompt=ids) == keys_of(prompt=[ids]) != keys_of(prompt=[ids, ids])
 
 
-def test_whitespace_of_the_json_does_not_matter() -> None:
+def test_B139_whitespace_of_the_json_does_not_matter() -> None:
     body = {"model": "m", "messages": [SYSTEM], "tools": [{"type": "function", "function": {"name": "f"}}]}
     tight, loose = orjson.dumps(body), json.dumps(body, indent=4).encode()
     assert read_prompt(tight).keys == read_prompt(loose).keys
@@ -160,7 +160,7 @@ def test_tool_calls_and_names_count() -> None:
     ["word " * 200, ["word " * 200], list(range(500)), [list(range(500))]],
     ids=["str", "list", "ids", "id lists"],
 )
-def test_every_form_of_completion_prompt_has_keys(prompt: object) -> None:
+def test_B024_every_form_of_completion_prompt_has_keys(prompt: object) -> None:
     keys = keys_of(prompt=prompt)
     assert keys and keys == keys_of(prompt=prompt)
 
@@ -208,7 +208,7 @@ def test_stream_and_limits_are_read() -> None:
     assert (prompt.model, prompt.stream, prompt.max_tokens, prompt.units) == ("m", True, 5, 1)
 
 
-def test_the_same_keys_in_another_process_with_another_hash_seed() -> None:
+def test_B021_the_same_keys_in_another_process_with_another_hash_seed() -> None:
     code = (
         "import json; from router.routing.prompt_blocks import read_prompt;"
         'print(json.dumps(read_prompt(b\'{"model":"m","prompt":"\' + b\'golden \' * 100 + b\'"}\').keys))'

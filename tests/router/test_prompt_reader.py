@@ -153,8 +153,8 @@ def test_what_is_no_request_is_unreadable(model: ExactModel, body: bytes) -> Non
     assert at_once and (prompt is UNREADABLE or prompt.chains is None)
 
 
-def test_equal_prompts_of_different_forms_have_equal_keys(model: ExactModel) -> None:
-    """B024, B025: parts or text, a string or its token ids."""
+def test_B024_B025_equal_prompts_of_different_forms_have_equal_keys(model: ExactModel) -> None:
+    """Parts or text, a string or its token ids."""
     parts = [{"type": "text", "text": "hello there, reader of prompts"}]
     one, _, _ = read(model, chat("hello there, reader of prompts"))
     two, _, _ = read(model, {"model": "m", "messages": [{"role": "user", "content": parts}]})
@@ -165,8 +165,7 @@ def test_equal_prompts_of_different_forms_have_equal_keys(model: ExactModel) -> 
     assert three.chains == four.chains and three.keys
 
 
-def test_salts_part_tenants(model: ExactModel) -> None:
-    """B107."""
+def test_B107_salts_part_tenants(model: ExactModel) -> None:
     prompts = [
         read(model, chat("a" * 100, **salt))[0] for salt in ({}, {"cache_salt": "a"}, {"cache_salt": "b"})
     ]

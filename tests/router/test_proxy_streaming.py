@@ -170,7 +170,7 @@ def test_B113_the_first_token_is_the_first_event_with_content(content: bytes) ->
     with_rig(scenario)
 
 
-def test_a_stream_without_a_token_has_no_ttft() -> None:
+def test_B113_a_stream_without_a_token_has_no_ttft() -> None:
     async def scenario(rig: Rig) -> None:
         rig.replica.plans.append([Send(stream(delta("", role="assistant"), delta(None, finish="length")))])
         assert (await rig.ask(CHAT_STREAM)).whole
