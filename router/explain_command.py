@@ -3,13 +3,12 @@
 import argparse
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from router.admin_client import ask_admin
 from router.config import ConfigError, load_config
 from router.proxy.explanation import NO_PROMPT, explanation, lines
 from router.routing.decision import NoReplica
@@ -41,14 +40,7 @@ def run(args: argparse.Namespace) -> int:
 def _from_router(url: str, body: bytes) -> dict[str, Any]:
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url: expected http://HOST:PORT of the router's admin port, got {url!r}")
-    request = urllib.request.Request(
-        url.rstrip("/") + "/explain", data=body, headers={"content-type": "application/json"}
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            result = orjson.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        raise OSError(f"{url} answered {error.code}: {error.read(500).decode('utf-8', 'replace')}") from None
+    result = orjson.loads(ask_admin(url.rstrip("/") + "/explain", body))
     if not isinstance(result, dict) or "candidates" not in result:
         raise ValueError(f"{url} is not a router's admin port")
     return result

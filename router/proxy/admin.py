@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable
+from hashlib import sha256
 from typing import Any
 
 import orjson
@@ -12,6 +13,7 @@ from router.proxy.cache_report import cache_state
 from router.proxy.counters import Counters
 from router.proxy.explanation import NO_PROMPT, explanation
 from router.proxy.exposition import metrics_page
+from router.proxy.key_ring import admin_keys
 from router.proxy.prompt_reader import PromptReader
 from router.routing.decision import NoReplica
 from router.routing.fleet import Fleet
@@ -36,17 +38,22 @@ class Admin:
     ) -> None:
         self._prompt_reader = prompt_reader
         self._fleet = fleet
-        self.config = config
-        """The one in force."""
+        self.apply(config)
         self._counters = counters
         self._reload = reload
         self._clock = clock
         self._runner: web.AppRunner | None = None
         self.address = ""
 
+    def apply(self, config: RouterConfig) -> None:
+        """``config`` is the one in force."""
+        self.config = config
+        self._hash = sha256(config.model_dump_json().encode()).hexdigest()[:12]
+        self._keys = admin_keys(config.keys)
+
     async def start(self) -> None:
         """Listen on ``config.admin``; ``address`` tells where."""
-        app = web.Application(client_max_size=BODY_BYTES, middlewares=[_errors_as_json])
+        app = web.Application(client_max_size=BODY_BYTES, middlewares=[_errors_as_json, self._keys_only])
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/fleet", self._fleet_state)
         app.router.add_get("/config", self._effective_config)
@@ -75,6 +82,21 @@ class Admin:
         if self._runner is not None:
             await self._runner.cleanup()
 
+    @web.middleware
+    async def _keys_only(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if request.path != "/health":
+            given = request.headers.getall("authorization", [])
+            refusal = self._keys.refusal(", ".join(given).encode() if given else None)
+            if refusal is not None:
+                answer = web.Response(body=refusal.body(""), status=refusal.status)
+                answer.content_type = "application/json"
+                if refusal.status == 401:
+                    answer.headers["www-authenticate"] = "Bearer"
+                return answer
+        return await handler(request)
+
     async def _health(self, request: web.Request) -> web.Response:
         return _json({"status": "ok"})
 
@@ -85,7 +107,8 @@ class Admin:
         )
 
     async def _fleet_state(self, request: web.Request) -> web.Response:
-        return _json(fleet_state(self._fleet, self._counters, self._clock()))
+        state = fleet_state(self._fleet, self._counters, self._clock())
+        return _json({"config": {"version": 1 + self._counters.reloads, "hash": self._hash}} | state)
 
     async def _effective_config(self, request: web.Request) -> web.Response:
         return _json(self.config.model_dump(mode="json"))  # secrets are masked by their type

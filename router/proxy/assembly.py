@@ -25,6 +25,8 @@ from router.routing.replica_state import ReplicaState
 
 log = logging.getLogger("warmroute")
 
+LOOPBACK = ("127.", "localhost:", "[::1]:", "unix:")
+
 
 class Router:
     """One router process: what ``warmroute serve`` runs and tests start in their own loop."""
@@ -57,6 +59,8 @@ class Router:
             usable,
             len(self.fleet.replicas),
         )
+        if not self.config.keys.admin and not self.config.admin.startswith(LOOPBACK):
+            log.warning("the admin port %s is open to whoever reaches it: set keys.admin", self.admin.address)
 
     async def stop(self) -> None:
         """Readiness goes first, then the door closes, streams finish up to the limit."""
@@ -115,7 +119,8 @@ class Router:
         if self._tls is not None and certificate is not None:
             self._tls.use(certificate)
         self.data_plane.apply(config)
-        self.config = self.admin.config = config
+        self.admin.apply(config)
+        self.config = config
 
     def _join(self, joining: Iterable[ReplicaConfig]) -> list[ReplicaState]:
         """New replicas, whose events are listened for; none if one of these cannot be."""

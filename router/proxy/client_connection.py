@@ -12,8 +12,9 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, cast
 
 from router.proxy.exchange import Exchange
-from router.proxy.own_routes import is_routed, own_answer
-from router.proxy.request_head import ClientError, ForwardedAs, RequestHead, client_keys, last_lines
+from router.proxy.forwarding import Forwarding
+from router.proxy.own_routes import own_answer
+from router.proxy.request_head import ClientError, RequestHead, last_lines
 from router.proxy.request_reader import Expecting, RequestReader
 from router.proxy.router_error import REQUEST_TIMEOUT, TOO_MANY_CONNECTIONS, RouterError, error_answer
 from router.proxy.settings import ProxySettings
@@ -43,19 +44,6 @@ class Phase(Enum):
     LINGERING = auto()
     """Refused; what still comes is thrown away."""
     CLOSING = auto()
-
-
-class _Forwarding:
-    """What becomes of requests with this head under these settings; kept while they stay the same."""
-
-    __slots__ = ("client_keys", "head", "lines", "routed", "settings")
-
-    def __init__(self, head: RequestHead, settings: ProxySettings, forwarded_as: ForwardedAs) -> None:
-        self.head = head
-        self.settings = settings
-        self.routed = is_routed(head)
-        self.lines = forwarded_as.lines(head)
-        self.client_keys = client_keys(head) if settings.forward_client_key else b""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -93,7 +81,8 @@ class ClientConnection(asyncio.Protocol):
         """When the client last did what it is waited for; the first sweep after that sets it."""
         self._unwritten = 0
         self._unwritten_since = 0.0
-        self._forwarding: _Forwarding | None = None
+        self._forwarding: Forwarding | None = None
+        """Kept while heads and settings stay the same."""
 
     # --- from the transport ----------------------------------------------------------------------
 
@@ -160,6 +149,7 @@ class ClientConnection(asyncio.Protocol):
                 if request is None:
                     if reader.expecting is Expecting.BODY:
                         self._since = None
+                        self._check_key(reader.head)
                     if reader.wants_continue:
                         reader.wants_continue = False
                         self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -185,8 +175,10 @@ class ClientConnection(asyncio.Protocol):
         request_id = head.request_id or service.new_request_id()
         forwarding = self._forwarding
         if forwarding is None or forwarding.head is not head or forwarding.settings is not service.settings:
-            forwarding = self._forwarding = self._forward(head, service.settings)
-        if forwarding.routed:
+            forwarding = self._forward(head)
+        if forwarding.refusal is not None:
+            self._turn_away(forwarding.refusal, request_id.decode(), head)
+        elif forwarding.routed:
             self._phase = Phase.SERVING
             lines = forwarding.lines + last_lines(head, request_id, len(body))
             exchange = self.exchange = Exchange(
@@ -197,11 +189,28 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write(own_answer(service, head, request_id, keep_alive=self.keep_alive))
             self._answered()
 
-    def _forward(self, head: RequestHead, settings: ProxySettings) -> "_Forwarding":
-        peer = self.transport.get_extra_info("peername")
-        address = peer[0].encode("ascii", "ignore") if isinstance(peer, tuple) and peer else b""
-        scheme = b"https" if self.transport.get_extra_info("ssl_object") is not None else b"http"
-        return _Forwarding(head, settings, ForwardedAs(address, scheme))
+    def _forward(self, head: RequestHead) -> Forwarding:
+        self._forwarding = Forwarding(head, self._plane.service.settings, self.transport)
+        return self._forwarding
+
+    def _check_key(self, head: RequestHead) -> None:
+        """Whoever may not use the router need not send a whole body to learn it. Raises ``ClientError``."""
+        settings, forwarding = self._plane.service.settings, self._forwarding
+        if not settings.keys:
+            return
+        if forwarding is None or forwarding.head is not head or forwarding.settings is not settings:
+            forwarding = self._forward(head)
+        if forwarding.refusal is not None:
+            raise ClientError(forwarding.refusal)
+
+    def _turn_away(self, error: RouterError, request_id: str, head: RequestHead) -> None:
+        """The whole request came, and is not served."""
+        service = self._plane.service
+        service.count_error(error)
+        service.count_request("", error.status)
+        head_only = head.method == b"HEAD"
+        self.transport.write(error_answer(error, request_id, keep_alive=self.keep_alive, head_only=head_only))
+        self._answered()
 
     # --- from the exchange -----------------------------------------------------------------------
 

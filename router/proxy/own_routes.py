@@ -13,7 +13,8 @@ from router.proxy.router_error import (
 )
 from router.proxy.service import Service
 
-_OWN = frozenset({b"/health", b"/readiness", b"/v1/models"})
+_OPEN = frozenset({b"/health", b"/readiness"})
+_OWN = _OPEN | {b"/v1/models"}
 
 
 def is_routed(head: RequestHead) -> bool:
@@ -22,6 +23,11 @@ def is_routed(head: RequestHead) -> bool:
     if not path.startswith(b"/v1/") or has_dot_segments(path):
         return False
     return path != b"/v1/models"
+
+
+def is_open(head: RequestHead) -> bool:
+    """Whether this request needs no key: balancers and supervisors ask so."""
+    return head.path in _OPEN
 
 
 def own_answer(service: Service, head: RequestHead, request_id: bytes, *, keep_alive: bool) -> bytes:

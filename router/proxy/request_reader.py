@@ -66,6 +66,12 @@ class RequestReader:
         self._before_length = b""
         self._after_length: bytes | None = None
 
+    @property
+    def head(self) -> RequestHead:
+        """The head of the request whose body is expected."""
+        assert self._head is not None
+        return self._head
+
     def feed(self, data: bytes) -> None:
         """More bytes came."""
         buffer = self.buffer

@@ -42,6 +42,11 @@ class RouterError:
 
 
 BAD_REQUEST = RouterError(400, "bad_http", "The request is not valid HTTP/1.1")
+KEY_MISSING = RouterError(
+    401, "missing_api_key", "This port wants a key; expected the header Authorization: Bearer KEY"
+)
+KEY_UNKNOWN = RouterError(401, "invalid_api_key", "The key is not one of this port's")
+KEY_OF_OTHER_PORT = RouterError(403, "wrong_port", "The key is for the other port: public or admin")
 NOT_FOUND = RouterError(404, "not_found", "Unknown path; expected /v1/..., /health or /readiness")
 MODEL_NOT_FOUND = RouterError(404, "model_not_found", "No replica serves the requested model; see /v1/models")
 CONTROL_FIELD = RouterError(
@@ -90,6 +95,8 @@ def error_answer(
         extra += b"retry-after: %d\r\n" % error.retry_after_s
     if error.allow is not None:
         extra += b"allow: %b\r\n" % error.allow.encode()
+    if error.status == 401:
+        extra += b"www-authenticate: Bearer\r\n"
     body = error.body(request_id, detail)
     return json_answer(
         error.status, body, request_id, keep_alive=keep_alive, head_only=head_only, extra=extra

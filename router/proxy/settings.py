@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from router.config import RouterConfig
+from router.proxy.key_ring import KeyRing, public_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class ProxySettings:
     expose_routing: bool
     expose_replica_urls: bool
     forward_client_key: bool
+    keys: KeyRing
+    """Of those who may use the public port."""
     client_control_fields: frozenset[str]
 
     @property
@@ -67,5 +70,6 @@ def proxy_settings(config: RouterConfig) -> ProxySettings:
         expose_routing=config.expose_routing,
         expose_replica_urls=config.expose_replica_urls,
         forward_client_key=config.forward_client_key,
+        keys=public_keys(config.keys),
         client_control_fields=frozenset(config.client_control_fields),
     )

@@ -1,7 +1,5 @@
 """A running router, asked on its admin port: what it has seen of hits, and what that says."""
 
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
+from router.admin_client import ask_admin
 from sim.diagnose.diagnosis import Diagnosis
 from sim.diagnose.report import DiagnosisReport, ReportTable
 
@@ -79,15 +78,10 @@ def ask_explain(url: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _get(url: str, body: bytes | None = None) -> bytes:
-    request = urllib.request.Request(url, data=body, headers={"content-type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=ASK_LIMIT_S) as answer:
-            raw: bytes = answer.read()
-            return raw
-    except urllib.error.HTTPError as error:
-        raise RouterError(f"{url} answered {error.code}; expected a router's admin port") from error
+        return ask_admin(url, body, limit_s=ASK_LIMIT_S)
     except (OSError, ValueError) as error:
-        raise RouterError(f"{url} cannot be reached ({error}); is it a router's admin port?") from error
+        raise RouterError(f"{error}; is it a router's admin port?") from error
 
 
 def router_report(router: LiveRouter) -> DiagnosisReport:

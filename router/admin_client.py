@@ -1,0 +1,30 @@
+"""Asks a running router's admin port, for the commands that do."""
+
+import os
+import urllib.error
+import urllib.request
+
+KEY_VARIABLE = "WARMROUTE_ADMIN_KEY"
+"""The environment variable with a key of the admin port, where it has keys."""
+
+
+def ask_admin(url: str, body: bytes | None = None, *, limit_s: float = 10.0) -> bytes:
+    """GET ``url``, or POST ``body`` there; the answer's body.
+
+    Raises ``OSError`` that says what the port answered, or that nobody did.
+    """
+    headers = {"content-type": "application/json"}
+    key = os.environ.get(KEY_VARIABLE)
+    if key:
+        headers["authorization"] = f"Bearer {key}"
+    request = urllib.request.Request(url, data=body, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=limit_s) as answer:
+            raw: bytes = answer.read()
+            return raw
+    except urllib.error.HTTPError as error:
+        hint = f"; set {KEY_VARIABLE} to a key of its admin port" if error.code in (401, 403) else ""
+        text = error.read(500).decode("utf-8", "replace")
+        raise OSError(f"{url} answered {error.code}: {text}{hint}") from None
+    except urllib.error.URLError as error:
+        raise OSError(f"{url} cannot be reached: {error.reason}") from None
