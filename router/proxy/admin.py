@@ -118,9 +118,9 @@ class Admin:
         prompt = read_prompt(body) if self._prompt_reader is None else self._prompt_reader.read_now(body)
         if not prompt.units:
             raise web.HTTPBadRequest(text=NO_PROMPT)
-        session = request.headers.get("x-session-id")
+        session, policy = (request.headers.get(name) for name in ("x-session-id", "x-warmroute-policy"))
         try:
-            decision, rows, asked = self._fleet.explain(prompt, self._clock(), session=session)
+            decision, rows, asked = self._fleet.explain(prompt, self._clock(), session=session, policy=policy)
         except NoReplica as error:
             raise web.HTTPServiceUnavailable(text=str(error)) from None
         return _json(explanation(self._fleet, decision, rows, asked))

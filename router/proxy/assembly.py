@@ -14,7 +14,7 @@ from router.proxy.admin import Admin
 from router.proxy.config_change import replica_changes, require_changeable
 from router.proxy.counters import Counters
 from router.proxy.data_plane import DataPlane
-from router.proxy.fleet_config import fleet_settings, make_fleet, make_policy, replica_spec
+from router.proxy.fleet_config import fleet_settings, make_fleet, make_policy, make_selectable, replica_spec
 from router.proxy.kv_event_feed import KvEventFeed, require_events_extra
 from router.proxy.prober import Prober
 from router.proxy.prompt_reader import make_prompt_reader
@@ -138,11 +138,12 @@ class Router:
         return joined
 
     def _reconfigure_fleet(self, config: RouterConfig) -> None:
-        """A policy that stays as it was keeps whose turn it is."""
-        policy = self.fleet.policy
+        """Policies that stay as they were keep whose turn it is."""
+        policy, selectable = self.fleet.policy, self.fleet.selectable
         if config.policy != self.config.policy:
-            policy = make_policy(config, random.Random(config.seed))
-        self.fleet.reconfigured(policy, fleet_settings(config))
+            rng = random.Random(config.seed)
+            policy, selectable = make_policy(config, rng), make_selectable(config, rng)
+        self.fleet.reconfigured(policy, selectable, fleet_settings(config))
 
 
 async def _serve(config: RouterConfig, load: Callable[[], RouterConfig] | None) -> int:

@@ -157,7 +157,8 @@ class Exchange:
             self._refuse(HOLD_FULL)
             return
         try:
-            outcome = fleet.submit(self._prompt, now, session=self._head.session, context=self)
+            head = self._head
+            outcome = fleet.submit(self._prompt, now, session=head.session, policy=head.policy, context=self)
         except NoReplica as error:
             self._refuse(MODEL_NOT_FOUND if error.why == "unknown_model" else NO_REPLICA)
             return
@@ -239,7 +240,10 @@ class Exchange:
         if failure not in RETRYABLE or self._attempts >= self.settings.attempts:
             return None
         try:
-            decision = service.fleet.decide(self._prompt, now, tried=self._tried, session=self._head.session)
+            head = self._head
+            decision = service.fleet.decide(
+                self._prompt, now, tried=self._tried, session=head.session, policy=head.policy
+            )
         except NoReplica:
             return None
         return decision if service.budget.take(failure, self._attempts) else None

@@ -30,11 +30,19 @@ def make_policy(config: RouterConfig, rng: random.Random) -> Policy:
     return POLICIES[policy.kind](rng)
 
 
+def make_selectable(config: RouterConfig, rng: random.Random) -> dict[str, Policy]:
+    """The policies that a request may ask for, by kind; asking for the usual one changes nothing."""
+    policy = config.policy
+    return {kind: POLICIES[kind](rng) for kind in policy.selectable if kind != policy.kind}
+
+
 def make_fleet(config: RouterConfig) -> Fleet:
     """The fleet ``config`` names; nobody has been probed yet."""
     rng = random.Random(config.seed)
     specs = [replica_spec(replica) for replica in config.replicas]
-    return Fleet(specs, make_policy(config, rng), fleet_settings(config), rng=rng)
+    fleet = Fleet(specs, make_policy(config, rng), fleet_settings(config), rng=rng)
+    fleet.selectable = make_selectable(config, rng)
+    return fleet
 
 
 def fleet_settings(config: RouterConfig) -> FleetSettings:

@@ -66,6 +66,7 @@ class RequestHead:
         "kept",
         "method",
         "path",
+        "policy",
         "request_id",
         "session",
         "target",
@@ -92,6 +93,9 @@ class RequestHead:
         self.expects_continue = not http10 and found.get(b"expect", b"").lower() == b"100-continue"
         session = found.get(b"x-session-id")
         self.session = session[:MAX_SESSION_CHARS].decode("latin-1") if session else None
+        policy = found.get(b"x-warmroute-policy")
+        self.policy = policy.decode("latin-1") if policy else None
+        """The kind of policy the client asks for."""
         given = found.get(b"x-request-id", b"")
         self.request_id = given.translate(None, _INVISIBLE)[:MAX_ID_CHARS]
         """The client's ``x-request-id`` cut down to 128 visible ASCII characters; may be empty."""

@@ -8,7 +8,7 @@ Between reading and changing there is no ``await``, so nothing here needs a lock
 """
 
 import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -73,6 +73,8 @@ class Fleet:
         use_index: bool = True,
     ) -> None:
         self.policy = policy
+        self.selectable: Mapping[str, Policy] = {}
+        """Others, by kind, that a request may ask for."""
         self.settings = settings
         self.speed = FleetSpeed()
         self.replicas = Roster()
@@ -114,9 +116,19 @@ class Fleet:
     # --- deciding -------------------------------------------------------------------------------
 
     def decide(
-        self, prompt: Prompt, now: float, *, tried: Collection[int] = (), session: str | None = None
+        self,
+        prompt: Prompt,
+        now: float,
+        *,
+        tried: Collection[int] = (),
+        session: str | None = None,
+        policy: str | None = None,
     ) -> Decision:
-        """Where ``prompt`` goes. Changes nothing but what is counted of arrivals; raises ``NoReplica``."""
+        """Where ``prompt`` goes, by the ``selectable`` policy it asks for if it is one.
+
+        Changes nothing but what is counted of arrivals; raises ``NoReplica``.
+        """
+        rule = self._rule(policy)
         found = self.replicas.candidates(prompt.model, tried)
         self._expect_first_tokens(now)
         levels = self.caches.levels(prompt)
@@ -124,28 +136,32 @@ class Fleet:
         if levels and not tried:
             self._count_heat(request, prompt, levels)
         candidates: Sequence[ReplicaState] = found.replicas
-        if len(candidates) > PRICE_ALL_UP_TO and self.policy.samples:
+        if len(candidates) > PRICE_ALL_UP_TO and rule.samples:
             candidates = self._shortlist.draw(candidates, found.bits, levels)
         if len(candidates) == 1:
             decision = self._only(request, candidates[0])
         else:
-            decision = self.policy.choose(request, candidates)
+            decision = rule.choose(request, candidates)
         if tried:
             return decision._replace(reason=Reason.RETRY)
         return decision._replace(reason=Reason.PANIC) if found.panic else decision
 
+    def _rule(self, policy: str | None) -> Policy:
+        return self.policy if policy is None else self.selectable.get(policy, self.policy)
+
     def explain(
-        self, prompt: Prompt, now: float, *, session: str | None = None
+        self, prompt: Prompt, now: float, *, session: str | None = None, policy: str | None = None
     ) -> tuple[Decision, list[Assessment], RoutingRequest]:
         """The decision, what every candidate would cost, and the figures behind the prices."""
         candidates = self.replicas.candidates(prompt.model, ()).replicas
         self._expect_first_tokens(now)
         request = self._request(prompt, now, session, self.caches.levels(prompt))
-        assessments = self.policy.assess(request, candidates)
+        rule = self._rule(policy)
+        assessments = rule.assess(request, candidates)
         if len(candidates) == 1:
             return self._only(request, candidates[0]), assessments, request
         # A copy decides: asking must not advance a turn or a random generator.
-        return deepcopy(self.policy).choose(request, candidates), assessments, request
+        return deepcopy(rule).choose(request, candidates), assessments, request
 
     def _request(
         self, prompt: Prompt, now: float, session: str | None, levels: list[tuple[int, int]]
@@ -226,16 +242,23 @@ class Fleet:
     # --- holding --------------------------------------------------------------------------------
 
     def submit(
-        self, prompt: Prompt, now: float, *, session: str | None = None, context: object = None
+        self,
+        prompt: Prompt,
+        now: float,
+        *,
+        session: str | None = None,
+        policy: str | None = None,
+        context: object = None,
     ) -> InFlight | Held:
-        """Decide and send, or hold. Raises ``NoReplica``.
+        """Decide and send, or hold; what another policy chose is not held. Raises ``NoReplica``.
 
         A ``Held`` appears in ``outbox`` when its turn comes: sent, with its ``flight`` set, or with none when
         no replica is left. Whoever raises events looks there afterwards.
         """
-        decision = self.decide(prompt, now, session=session)
+        decision = self.decide(prompt, now, session=session, policy=policy)
         replica = self.replicas[decision.replica]
-        if not self.settings.hold or self._may_send(replica, decision.prefill_s, now):
+        holds = self.settings.hold and self._rule(policy) is self.policy
+        if not holds or self._may_send(replica, decision.prefill_s, now):
             return self.sent(prompt, decision, now)
         tokens = max(1, int(prompt.units * self.caches.tokens_per_unit(prompt)))
         allowed = self.settings.slo_ttft_s + replica.cost.prefill_s(tokens, 0)
@@ -609,13 +632,13 @@ class Fleet:
         self.replicas[replica].respecified(spec)
         self.replicas.changed()
 
-    def reconfigured(self, policy: Policy, settings: FleetSettings) -> None:
-        """Another policy or other settings, for decisions from now on. ``exact`` stays as it is.
+    def reconfigured(self, policy: Policy, selectable: Mapping[str, Policy], settings: FleetSettings) -> None:
+        """Other policies or other settings, for decisions from now on. ``exact`` stays as it is.
 
         Requests that are held go out as those before them get their first token.
         """
         assert settings.exact == self.settings.exact, "how prompts are read is fixed at the start"
-        self.policy, self.settings = policy, settings
+        self.policy, self.selectable, self.settings = policy, selectable, settings
         self.traffic.slo_changed(settings.slo_ttft_s, settings.slo_tpot_s)
         for replica in self.replicas:
             replica.health.settings = settings.health

@@ -182,6 +182,7 @@ def test_another_policy_and_settings_keep_what_was_learned() -> None:
     price, held = fleet.traffic.decode_price, fleet.held
     fleet.reconfigured(
         POLICIES["round_robin"](random.Random(1)),
+        {},
         FleetSettings(slo_ttft_s=2.0, exact=True, default_capacity_tokens=BLOCK * 10),
     )
     assert fleet.traffic.decode_price > price and fleet.held == held
