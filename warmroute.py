@@ -111,6 +111,18 @@ def _diagnose(args: argparse.Namespace) -> int:
     return run(args)
 
 
+def _calibrate_arguments(parser: argparse.ArgumentParser) -> None:
+    from sim.calibrate.calibrate_command import add_arguments
+
+    add_arguments(parser)
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    from sim.calibrate.calibrate_command import run
+
+    return run(args)
+
+
 COMMANDS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None], Run]] = {
     "serve": (
         "run a router",
@@ -141,6 +153,12 @@ COMMANDS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None], R
         "warmroute replay --trace trace.jsonl --url http://127.0.0.1:8080",
         _replay_arguments,
         _replay,
+    ),
+    "calibrate": (
+        "measure a replica's prefill and decode cost; print a config fragment",
+        "warmroute calibrate --url http://127.0.0.1:8000",
+        _calibrate_arguments,
+        _calibrate,
     ),
     "explain": (
         "where would this request go, and why",

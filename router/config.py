@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from router.config_values import SECRET_KEYS, Address, Secret, Secrets, Section
+from router.cost_config import CostConfig
 from router.replica_config import ReplicaConfig
 from router.yaml_file import YamlError, read_yaml
 
@@ -198,6 +199,7 @@ class RouterConfig(Section):
     policy: PolicyConfig = PolicyConfig()
     state: StateConfig = StateConfig()
     slo: SloConfig = SloConfig()
+    cost: CostConfig = CostConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig()
     limits: LimitsConfig = LimitsConfig()
     retries: RetriesConfig = RetriesConfig()

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from router.config_values import Secret, Section
+from router.cost_config import CostConfig
 
 WILDCARD_HOSTS = ("*", "0.0.0.0", "[::]")
 
@@ -82,6 +83,8 @@ class ReplicaConfig(Section):
     api_key: Secret | None = None
     """Sent to it as a bearer token; the router's ``api_key`` unless set."""
     tls: ReplicaTlsConfig | None = None
+    cost: CostConfig | None = None
+    """What its work is taken to cost at first; the router's ``cost`` unless set."""
     weight: PositiveFloat = 1.0
     tags: tuple[str, ...] = ()
     kv_events: Annotated[KvEventsConfig, BeforeValidator(_endpoint_alone)] | None = None

@@ -1,7 +1,7 @@
 """One streamed request to a running router, from the first byte sent to the last one read."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,14 +34,31 @@ class Answer:
     """Prompt tokens that the router believed to be cached."""
 
 
-async def stream_request(session: aiohttp.ClientSession, url: str, body: bytes) -> Answer:
+async def stream_request(
+    session: aiohttp.ClientSession,
+    url: str,
+    body: bytes,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    on_content: Callable[[float], None] | None = None,
+) -> Answer:
     """POST ``body`` and read the stream to its end. Never raises: what goes wrong is the answer's ``error``.
+
+    ``on_content`` is told when each event with content came, by ``clock``.
 
     A stream counts only if it ends with ``[DONE]``; an error event in it, a broken transfer and a silent end
     are errors, however much came before.
     """
     answer = Answer()
-    started_s = time.perf_counter()
+    started_s = clock()
+
+    def content_came() -> None:
+        now = clock()
+        if answer.ttft_s is None:
+            answer.ttft_s = now - started_s
+        if on_content is not None:
+            on_content(now)
+
     try:
         async with session.post(
             url, data=body, headers={"content-type": "application/json", "accept": "text/event-stream"}
@@ -51,7 +68,7 @@ async def stream_request(session: aiohttp.ClientSession, url: str, body: bytes) 
                 answer.error = f"status {response.status}"
                 answer.error_detail = (await response.text(errors="replace"))[:DETAIL_CHARACTERS]
             else:
-                await _read(response, answer, started_s)
+                await _read(response, answer, content_came)
     except TimeoutError:
         answer.error = "timed out"
     except aiohttp.ClientPayloadError:
@@ -59,7 +76,7 @@ async def stream_request(session: aiohttp.ClientSession, url: str, body: bytes) 
     except (aiohttp.ClientError, OSError) as error:
         answer.error = f"connection failed: {type(error).__name__}"
         answer.error_detail = str(error)
-    answer.e2e_s = time.perf_counter() - started_s
+    answer.e2e_s = clock() - started_s
     return answer
 
 
@@ -70,21 +87,21 @@ def _take_routing(headers: Mapping[str, str], answer: Answer) -> None:
     answer.matched_tokens = int(matched) if matched.isdecimal() else None
 
 
-async def _read(response: aiohttp.ClientResponse, answer: Answer, started_s: float) -> None:
+async def _read(response: aiohttp.ClientResponse, answer: Answer, content_came: Callable[[], None]) -> None:
     events = EventStream()
     async for received in response.content.iter_any():
         for data in events.feed(received):
             if data == b"[DONE]":
                 if answer.ttft_s is None:  # an answer without text: its end is all there is to see
-                    answer.ttft_s = time.perf_counter() - started_s
+                    content_came()
                 return
-            _take(data, answer, started_s)
+            _take(data, answer, content_came)
             if answer.error is not None:
                 return
     answer.error = "truncated: the stream ended without [DONE]"
 
 
-def _take(data: bytes, answer: Answer, started_s: float) -> None:
+def _take(data: bytes, answer: Answer, content_came: Callable[[], None]) -> None:
     try:
         event = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -99,8 +116,8 @@ def _take(data: bytes, answer: Answer, started_s: float) -> None:
     choices = event.get("choices") or ()
     for choice in choices:
         answer.text += (choice.get("delta") or {}).get("content") or choice.get("text") or ""
-    if answer.ttft_s is None and any(_has_content(choice) for choice in choices):
-        answer.ttft_s = time.perf_counter() - started_s
+    if any(_has_content(choice) for choice in choices):
+        content_came()
     usage = event.get("usage")
     if type(usage) is dict:
         answer.prompt_tokens = usage.get("prompt_tokens")

@@ -5,22 +5,16 @@ import asyncio
 import secrets
 import sys
 
-import aiohttp
 import orjson
 
 from sim.command_arguments import add_trace_arguments, number, whole_number
+from sim.first_model import Unreachable, first_model
 from sim.progress_view import ProgressView
 from sim.replay import Replay, ReplaySettings, prompt_scale, replay
 from sim.results import Slo
 from sim.results_table import results_table, table_console
 from sim.workload.sources import open_text_or_trace
 from sim.workload.trace import Trace, TraceError
-
-ASK_LIMIT_S = 10.0
-
-
-class RouterUnreachable(Exception):
-    """Nobody answers where the router should be."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,8 +81,8 @@ def run(args: argparse.Namespace) -> int:
     except TraceError as error:
         return _say(str(error), 2)
     try:
-        model = args.model or asyncio.run(_first_model(args.url))
-    except RouterUnreachable as error:
+        model = args.model or asyncio.run(first_model(args.url)).name
+    except Unreachable as error:
         return _say(str(error), 1)
     settings = ReplaySettings(
         url=args.url,
@@ -123,23 +117,6 @@ def run(args: argparse.Namespace) -> int:
         )
         return _say(f"{failed}: {kinds}{hint}", 1)
     return 0
-
-
-async def _first_model(url: str) -> str:
-    address = url.rstrip("/") + "/v1/models"
-    limit = aiohttp.ClientTimeout(total=ASK_LIMIT_S)
-    try:
-        async with aiohttp.ClientSession(timeout=limit) as session, session.get(address) as response:
-            models = orjson.loads(await response.read())["data"] if response.status == 200 else []
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise RouterUnreachable(
-            f"{address} cannot be reached ({error or type(error).__name__}); is the router running there?"
-        ) from error
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        models = []
-    if not models:
-        raise RouterUnreachable(f"{address} names no model; give one with --model")
-    return str(models[0].get("id"))
 
 
 def _print_table(args: argparse.Namespace, trace: Trace, settings: ReplaySettings, done: Replay) -> None:

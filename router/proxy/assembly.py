@@ -96,7 +96,7 @@ class Router:
         accesses = replica_accesses(config)
         certificate = None if config.tls is None else server_context(config.tls)
         changes = replica_changes(self.config, config)
-        joined = self._join(changes.joining)
+        joined = self._join(changes.joining, config)
 
         now = self.data_plane.service.clock()
         known = {replica.name: replica for replica in self.fleet.replicas.staying if replica not in joined}
@@ -106,7 +106,7 @@ class Router:
             self.kv_events.unsubscribe(known[name])
         service = self.data_plane.service
         for one in changes.staying:
-            replica, spec = known[one.effective_name], replica_spec(one)
+            replica, spec = known[one.effective_name], replica_spec(one, config)
             if replica.spec != spec:
                 self.fleet.replica_respecified(replica.index, spec)
             service.replica_reaccessed(replica, accesses[replica.name])
@@ -122,12 +122,12 @@ class Router:
         self.admin.apply(config)
         self.config = config
 
-    def _join(self, joining: Iterable[ReplicaConfig]) -> list[ReplicaState]:
+    def _join(self, joining: Iterable[ReplicaConfig], config: RouterConfig) -> list[ReplicaState]:
         """New replicas, whose events are listened for; none if one of these cannot be."""
         joined: list[ReplicaState] = []
         try:
             for one in joining:
-                joined.append(self.fleet.replica_added(replica_spec(one)))
+                joined.append(self.fleet.replica_added(replica_spec(one, config)))
                 if one.kv_events is not None:
                     self.kv_events.subscribe(joined[-1], one.kv_events)
         except OSError as error:

@@ -7,7 +7,7 @@ from router.replica_config import ReplicaConfig
 
 FIXED = ("listen", "admin", "models", "state", "seed")
 """Keys that are read once, at the start."""
-_SAME_SERVER = ("weight", "tags", "model", "api_key", "tls")
+_SAME_SERVER = ("cost", "weight", "tags", "model", "api_key", "tls")
 """Keys of a replica that say nothing of which server it is, nor of how it names its blocks."""
 
 

@@ -39,7 +39,7 @@ def make_selectable(config: RouterConfig, rng: random.Random) -> dict[str, Polic
 def make_fleet(config: RouterConfig) -> Fleet:
     """The fleet ``config`` names; nobody has been probed yet."""
     rng = random.Random(config.seed)
-    specs = [replica_spec(replica) for replica in config.replicas]
+    specs = [replica_spec(replica, config) for replica in config.replicas]
     fleet = Fleet(specs, make_policy(config, rng), fleet_settings(config), rng=rng)
     fleet.selectable = make_selectable(config, rng)
     return fleet
@@ -63,8 +63,9 @@ def fleet_settings(config: RouterConfig) -> FleetSettings:
     )
 
 
-def replica_spec(replica: ReplicaConfig) -> ReplicaSpec:
-    """One replica as the routing core knows it."""
+def replica_spec(replica: ReplicaConfig, config: RouterConfig) -> ReplicaSpec:
+    """One replica as the routing core knows it; ``config`` has what it does not say itself."""
+    cost = replica.cost or config.cost
     return ReplicaSpec(
         name=replica.effective_name,
         url=replica.url,
@@ -74,6 +75,8 @@ def replica_spec(replica: ReplicaConfig) -> ReplicaSpec:
         blocks=BlockSettings(
             scheme=_hash_scheme(replica), block_tokens=replica.block_size, seed=replica.block_hash_seed
         ),
+        prefill=cost.prefill,
+        decode=cost.decode,
     )
 
 

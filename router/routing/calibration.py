@@ -29,12 +29,16 @@ class FleetSpeed:
     )
 
     def __init__(self) -> None:
+        self._members: list[ReplicaCost] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """The priors changed: factors learned over the old ones mean nothing."""
         self.prefill_factor = 1.0
         self.decode_factor = 1.0
         self._busy_s = self._predicted_s = PRIOR_OBSERVATIONS_S
         self._seen = 0
         self._next_news = 1
-        self._members: list[ReplicaCost] = []
 
     def join(self, cost: "ReplicaCost") -> None:
         """``cost`` follows the fleet from now on."""
@@ -113,18 +117,27 @@ class ReplicaCost:
         decode: DecodeCost = DEFAULT_DECODE,
     ) -> None:
         self._fleet = fleet
+        self._busy_since: float | None = None
+        self._begin(prefill, decode)
+        fleet.join(self)
+
+    def prior_given(self, prefill: PrefillCost, decode: DecodeCost) -> None:
+        """The operator's word on what work costs here; if it is a new one, speeds are learned anew."""
+        if (prefill, decode) != (self._prefill, self._decode):
+            self._fleet.forget()
+            self._begin(prefill, decode)
+
+    def _begin(self, prefill: PrefillCost, decode: DecodeCost) -> None:
         self._prefill = prefill
         self._decode = decode
         self._own_prefill_factor = self._own_decode_factor = 1.0
         self._own_prefill_share = self._own_decode_share = 0.0
-        self._busy_since: float | None = None
         self._busy_s = self._predicted_s = 0.0
         self._new_busy_s = self._new_predicted_s = 0.0
         self.prefills_seen = 0
         self.steps_seen = 0
         self.prefill_factor = self.decode_factor = 1.0
         self.refresh()
-        fleet.join(self)
 
     def prefill_s(self, new_tokens: int, position: int) -> float:
         """Seconds to prefill ``new_tokens`` after ``position`` cached tokens on this replica."""

@@ -601,7 +601,8 @@ class Fleet:
 
     def _join(self, spec: ReplicaSpec, health: HealthState) -> ReplicaState:
         index = self.replicas.next_index
-        replica = ReplicaState(index, spec, Health(self.settings.health, health), ReplicaCost(self.speed))
+        cost = ReplicaCost(self.speed, spec.prefill, spec.decode)
+        replica = ReplicaState(index, spec, Health(self.settings.health, health), cost)
         self.replicas.joined(replica)
         return replica
 

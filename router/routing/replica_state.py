@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 
 from replica.contract.load_report import LoadReport
+from replica.contract.prefill_cost import DecodeCost, PrefillCost
 from router.routing.block_source import BlockSettings
-from router.routing.calibration import ReplicaCost
+from router.routing.calibration import DEFAULT_DECODE, DEFAULT_PREFILL, ReplicaCost
 from router.routing.credit import Credit
 from router.routing.health import Health, HealthState
 from router.routing.hold import HoldQueue
@@ -22,6 +23,9 @@ class ReplicaSpec:
     tags: tuple[str, ...] = ()
     blocks: BlockSettings = field(default_factory=BlockSettings)
     """What is known of its KV blocks."""
+    prefill: PrefillCost = DEFAULT_PREFILL
+    decode: DecodeCost = DEFAULT_DECODE
+    """What its work is taken to cost until it has shown that."""
 
 
 class ReplicaState:
@@ -100,6 +104,7 @@ class ReplicaState:
         if spec.model != self.spec.model:
             self.models = _models(spec)
         self.spec = spec
+        self.cost.prior_given(spec.prefill, spec.decode)
         self.weight = spec.weight
 
     def book(self, prefill_s: float, new_tokens: int, expected_output_tokens: int, now: float) -> Booking:

@@ -135,6 +135,26 @@ def test_weight_tags_and_model_change_and_what_was_learned_stays() -> None:
     run(scenario)
 
 
+def test_a_new_cost_counts_at_once_and_speed_is_learned_anew() -> None:
+    async def scenario(rig: RouterRig) -> None:
+        for _ in range(8):
+            await rig.ask()
+        (replica,) = rig.router.fleet.replicas
+        assert replica.cost.prefills_seen == 8
+        slow = {"prefill_fixed_ms": 100, "prefill_us_per_token": 1_000, "attention_tokens": 1e9}
+        await rig.reload(rig.entry(0), cost=slow)
+        assert replica.cost.prefills_seen == 0
+        assert replica.cost.prefill_s(400, 0) == pytest.approx(0.5, rel=1e-6)
+        await rig.reload(rig.entry(0, cost={"decode_step_ms": 3, "decode_us_per_sequence": 1_000}), cost=slow)
+        assert replica.cost.step_s(2) == pytest.approx(0.005)
+        assert replica.cost.prefill_s(400, 0) < 0.1, "its own cost goes before the router's, whole"
+        await rig.ask()
+        await rig.reload(rig.entry(0, cost={"decode_step_ms": 3, "decode_us_per_sequence": 1_000}), cost=slow)
+        assert replica.cost.prefills_seen == 1, "the same word again changes nothing"
+
+    run(scenario)
+
+
 def test_policy_slo_limits_and_health_change() -> None:
     async def scenario(rig: RouterRig) -> None:
         assert (await rig.ask()).field("x-warmroute-reason") == "only"
