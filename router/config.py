@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Validati
 from router.config_values import SECRET_KEYS, Address, Secret, Secrets, Section
 from router.cost_config import CostConfig
 from router.replica_config import ReplicaConfig
-from router.yaml_file import YamlError, read_yaml
+from router.yaml_file import YamlError, line_of, read_yaml
 
 
 class ConfigError(Exception):
@@ -239,23 +239,26 @@ class RouterConfig(Section):
         return self
 
 
-def parse_config(data: Any, where: str) -> RouterConfig:
-    """The config in ``data``; raises ``ConfigError`` naming every key that is wrong."""
+def parse_config(data: Any, where: str, text: str | None = None) -> RouterConfig:
+    """The config in ``data``; raises ``ConfigError`` naming every wrong key, and its line in ``text``."""
     if not isinstance(data, dict):
         raise ConfigError(f"{where}: expected a mapping of keys, got {type(data).__name__}")
     try:
         return RouterConfig.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(describe(error, where)) from None
+        raise ConfigError(describe(error, where, text)) from None
 
 
-def describe(error: ValidationError, where: str) -> str:
+def describe(error: ValidationError, where: str, text: str | None = None) -> str:
     """One line per wrong key: where, what was given, what was expected."""
     lines = []
+    file = where
     errors = error.errors()
     within = {one["loc"][0] for one in errors if len(one["loc"]) > 1}
     known = sorted(set(_key_names(RouterConfig)))
     for one in errors:
+        line = None if text is None else line_of(text, one["loc"])
+        where = file if line is None else f"{file}: line {line}"
         if one["type"] == "too_short":
             if one["loc"][:1] and one["loc"][0] in within:
                 continue  # what is in the list was refused: that is said already
@@ -299,4 +302,4 @@ def load_config(path: str | Path) -> RouterConfig:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if data is None:
         raise ConfigError(f"{path}: empty; expected at least `replicas:` with one `- url: http://HOST:PORT`")
-    return parse_config(data, str(path))
+    return parse_config(data, str(path), text)

@@ -3,9 +3,9 @@
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationInfo, field_validator
 
 SECRET_KEYS = frozenset({"api_key", "keys"})
 """What stands under these keys is never shown, however wrong it is."""
@@ -18,6 +18,17 @@ class Section(BaseModel):
     """A mapping of keys: unknown ones are errors, nothing changes once it is read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _meant(cls, value: Any, info: ValidationInfo) -> Any:
+        """YAML's yes, no, on and off are no numbers, and only secrets are read from the environment."""
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and kind is not bool and bool not in get_args(kind):
+            raise ValueError("expected no yes or no")
+        if isinstance(value, str) and _VARIABLE.search(value) and "SecretStr" not in repr(kind):
+            raise ValueError("only secrets are read from the environment; write the value")
+        return value
 
 
 def _is_address(value: object) -> str:

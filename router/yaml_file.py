@@ -1,5 +1,6 @@
 """YAML in which a key that is given twice is an error, and not silently the last one's value."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -39,3 +40,24 @@ def read_yaml(text: str) -> object:
         raise YamlError(f"{where}{error.problem}") from None
     except yaml.YAMLError as error:  # characters that no YAML may have
         raise YamlError(str(error)) from None
+
+
+def line_of(text: str, path: Sequence[str | int]) -> int | None:
+    """The line, from 1, where the key at ``path`` stands in ``text``, or the last of its parents that does.
+
+    >>> line_of("a: 1\\nb:\\n  - c: 2\\n    d: 3", ["b", 0, "d"])
+    4
+    """
+    node, line = yaml.compose(text, _Loader), None
+    for part in path:
+        if isinstance(node, yaml.MappingNode):
+            at = next((pair for pair in node.value if pair[0].value == str(part)), None)
+            if at is None:
+                break
+            line, node = at[0].start_mark.line + 1, at[1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            line = node.start_mark.line + 1
+        else:
+            break
+    return line

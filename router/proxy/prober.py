@@ -82,7 +82,8 @@ class Prober:
         rounds = 0
         logged: HealthState | None = None
         while True:
-            well = await self._probe(session, replica)
+            failure = await self._probe(session, replica)
+            well = failure is None
             if well and (rounds % MODELS_EVERY == 0 or not replica.models):
                 await self._ask_models(session, replica)
             if well:
@@ -94,8 +95,10 @@ class Prober:
                 asked.set_result(None)
             if after is not logged:  # by this probe, or by requests since the last one
                 logged = after
-                level = logging.WARNING if after is HealthState.EJECTED else logging.INFO
-                log.log(level, "replica %s is %s", replica.name, after.value)
+                if after is HealthState.EJECTED:
+                    log.warning("replica %s is ejected: %s", replica.name, failure or "its requests failed")
+                else:
+                    log.info("replica %s is %s", replica.name, after.value)
             await asyncio.sleep(self._config.health.interval_s)
 
     def _get(
@@ -111,28 +114,32 @@ class Prober:
             timeout=aiohttp.ClientTimeout(total=self._config.health.timeout_s),
         )
 
-    async def _probe(self, session: aiohttp.ClientSession, replica: ReplicaState) -> bool:
-        """GET the health path; whatever goes wrong is the replica's failure, never the prober's end."""
+    async def _probe(self, session: aiohttp.ClientSession, replica: ReplicaState) -> str | None:
+        """GET the health path; what failed, for the log, or None.
+
+        Whatever goes wrong is the replica's failure, never the prober's end.
+        """
         asked_at = self._clock()
+        asked = f"GET {self._accesses[replica.name].url}{self._config.health.path}"
         try:
             async with self._get(session, replica, self._config.health.path) as answer:
                 status = answer.status
                 await answer.read()
-        except aiohttp.ClientConnectorError:
+        except aiohttp.ClientConnectorError as error:
             self._fleet.probe_failed(replica.index, self._clock(), refused=True)
-            return False
+            return f"{asked}: no connection ({error.os_error.strerror or type(error).__name__})"
         except TimeoutError:
             self._fleet.probe_failed(replica.index, self._clock(), asked_at=asked_at)
-            return False
-        except (aiohttp.ClientError, OSError, ValueError):
+            return f"{asked}: no answer within health.timeout_s"
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             self._fleet.probe_failed(replica.index, self._clock())
-            return False
+            return f"{asked}: {type(error).__name__}"
         # 404 and 405: alive, but an OpenAI server without that path.
         if 200 <= status < 300 or status in (404, 405):
             self._fleet.probe_succeeded(replica.index, self._clock())
-            return True
+            return None
         self._fleet.probe_failed(replica.index, self._clock())
-        return False
+        return f"{asked}: status {status}"
 
     async def _ask_models(self, session: aiohttp.ClientSession, replica: ReplicaState) -> None:
         if replica.spec.model:
