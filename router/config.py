@@ -82,8 +82,8 @@ class TimeoutsConfig(Section):
     """Limits in seconds. None cuts a long generation that still makes progress; ``total_s`` is opt-in."""
 
     connect_s: PositiveFloat = 3.0
-    first_byte_s: PositiveFloat = 300.0
-    """From the request's last byte to the first byte of the answer."""
+    first_byte_s: PositiveFloat = 900.0
+    """From the request's last byte to the answer's first byte, which comes with the last if not streamed."""
     idle_s: PositiveFloat = 120.0
     """Between two pieces of the answer."""
     total_s: PositiveFloat | None = None

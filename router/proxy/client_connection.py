@@ -90,7 +90,7 @@ class ClientConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(WRITE_HIGH_BYTES)
         if not self._plane.client_opened(self):
-            self._refuse(TOO_MANY_CONNECTIONS)
+            self._refuse(TOO_MANY_CONNECTIONS.at(self._plane.service.settings.client_connections))
 
     def data_received(self, data: bytes) -> None:
         phase = self._phase
@@ -313,7 +313,7 @@ class ClientConnection(asyncio.Protocol):
                 if waited > settings.client_keepalive_s:
                     self._close()
             elif waited > settings.client_header_s:
-                self._refuse(REQUEST_TIMEOUT)
+                self._refuse(REQUEST_TIMEOUT.at(settings.client_header_s))
 
     def _peer_left(self) -> bool:
         """Whether the client closed, told without reading what it sent before that."""

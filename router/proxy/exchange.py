@@ -154,7 +154,7 @@ class Exchange:
             self._refuse(replace(CONTROL_FIELD, param=field or None))
             return
         if fleet.held >= self.settings.hold_max_requests:
-            self._refuse(HOLD_FULL)
+            self._refuse(HOLD_FULL.at(self.settings.hold_max_requests))
             return
         try:
             head = self._head
@@ -517,7 +517,7 @@ class Exchange:
         settings, attempt = self.settings, self._attempt
         if self._waiting is not None:
             if now - self._started_at > settings.hold_max_wait_s:
-                self.fail(HOLD_TIMEOUT)
+                self.fail(HOLD_TIMEOUT.at(settings.hold_max_wait_s))
                 return
         elif self._answer is None:
             if attempt is not None and self._attempt_overdue(attempt, now):
@@ -528,21 +528,23 @@ class Exchange:
             self._moved = False
             self._moved_at = now
         elif now - self._moved_at > settings.idle_s:
-            self._broken(IDLE_TIMEOUT, "time-out")
+            self._broken(IDLE_TIMEOUT.at(settings.idle_s), "time-out")
             return
         if settings.total_s is not None and now - self._started_at > settings.total_s:
-            self.fail(TOTAL_TIMEOUT)
+            self.fail(TOTAL_TIMEOUT.at(settings.total_s))
 
     def _attempt_overdue(self, attempt: Attempt, now: float) -> bool:
         waited_s = now - attempt.sent_at
         if attempt.waits_for_answer:
             if attempt.unreachable and self._leave(attempt, now):
                 return False
-            if waited_s > self.settings.first_byte_s:
-                self._attempt_failed(Failure.FIRST_BYTE_TIMEOUT, FIRST_BYTE_TIMEOUT, "time-out")
+            limit_s = self.settings.first_byte_s
+            if waited_s > limit_s:
+                self._attempt_failed(Failure.FIRST_BYTE_TIMEOUT, FIRST_BYTE_TIMEOUT.at(limit_s), "time-out")
                 return True
         elif waited_s > self.settings.connect_s:
-            self._attempt_failed(Failure.CONNECT, CONNECT_TIMEOUT, "time-out")
+            error = CONNECT_TIMEOUT.at(self.settings.connect_s)
+            self._attempt_failed(Failure.CONNECT, error, "time-out")
             return True
         return False
 

@@ -87,7 +87,7 @@ class RequestReader:
             head, length = read
             if not head.chunked:
                 if length > body_limit:
-                    raise ClientError(BODY_TOO_LARGE)
+                    raise ClientError(BODY_TOO_LARGE.at(body_limit))
                 buffer = self.buffer
                 if len(buffer) >= length:  # all here: the usual case
                     self.buffer = buffer[length:]
@@ -122,7 +122,7 @@ class RequestReader:
         end = buffer.find(b"\r\n\r\n", 0, limit) + 4
         if end < 4:
             if len(buffer) >= limit:
-                raise ClientError(HEADERS_TOO_LARGE)
+                raise ClientError(HEADERS_TOO_LARGE.at(limit))
             if buffer:
                 self._judge_partial(buffer)
             return None
@@ -173,7 +173,7 @@ class RequestReader:
         self.buffer = buffer[end:]
         self._payload_bytes += sum(map(len, payload[known:]))
         if self._payload_bytes > limit:
-            raise ClientError(BODY_TOO_LARGE)
+            raise ClientError(BODY_TOO_LARGE.at(limit))
         if not body.done:
             return None
         self._head = self._body = None

@@ -4,7 +4,7 @@ Messages are fixed: no replica addresses, no exception texts. What a client may 
 (which replica, with ``expose_replica_urls``) is passed in as ``detail``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 import orjson
@@ -27,6 +27,15 @@ class RouterError:
     def kind(self) -> str:
         """OpenAI's ``type``: whose fault it is."""
         return "invalid_request_error" if self.status < 500 else "server_error"
+
+    def at(self, limit: float) -> "RouterError":
+        """The same with the limit that was reached, where the message has a place for it.
+
+        >>> IDLE_TIMEOUT.at(2.5).message
+        'The replica sent nothing for 2.5 s (timeouts.idle_s)'
+        """
+        shown = str(limit) if isinstance(limit, int) else f"{limit:g}"
+        return replace(self, message=self.message.format(limit=shown))
 
     def body(self, request_id: str, detail: str = "") -> bytes:
         """The JSON that clients and SDKs read.
@@ -54,9 +63,17 @@ CONTROL_FIELD = RouterError(
     "control_field",
     "The request sets a field that steers the engine; the operator may allow it (client_control_fields)",
 )
-REQUEST_TIMEOUT = RouterError(408, "request_timeout", "The request did not arrive in time; send it again")
-BODY_TOO_LARGE = RouterError(413, "body_too_large", "The request body exceeds limits.body_bytes")
-HEADERS_TOO_LARGE = RouterError(431, "headers_too_large", "The request head exceeds limits.header_bytes")
+REQUEST_TIMEOUT = RouterError(
+    408,
+    "request_timeout",
+    "The request did not go on arriving within {limit} s (timeouts.client_header_s); send it again",
+)
+BODY_TOO_LARGE = RouterError(
+    413, "body_too_large", "The request body is longer than {limit} bytes (limits.body_bytes)"
+)
+HEADERS_TOO_LARGE = RouterError(
+    431, "headers_too_large", "The request head is longer than {limit} bytes (limits.header_bytes)"
+)
 NOT_IMPLEMENTED = RouterError(501, "not_implemented", "The router does not open tunnels")
 VERSION = RouterError(505, "http_version", "Expected HTTP/1.1 or HTTP/1.0")
 INTERNAL = RouterError(500, "internal_error", "The router failed; this is a fault to report")
@@ -65,20 +82,37 @@ REPLICA_CLOSED = RouterError(502, "replica_closed", "The replica closed the conn
 REPLICA_GARBAGE = RouterError(502, "replica_garbage", "The replica's answer is not valid HTTP/1.1")
 REPLICA_BROKEN = RouterError(502, "replica_broken", "The replica broke off in the middle of its answer")
 HOLD_TIMEOUT = RouterError(
-    429, "hold_timeout", "All replicas are busy; the request waited hold.max_wait_s", retry_after_s=5
+    429,
+    "hold_timeout",
+    "All replicas are busy; the request waited {limit} s (hold.max_wait_s)",
+    retry_after_s=5,
 )
 HOLD_FULL = RouterError(
-    429, "hold_full", "All replicas are busy and hold.max_requests already wait", retry_after_s=5
+    429,
+    "hold_full",
+    "All replicas are busy and {limit} requests wait already (hold.max_requests)",
+    retry_after_s=5,
 )
 NO_REPLICA = RouterError(503, "no_replica", "No replica can take the request now", retry_after_s=1)
 SHUTTING_DOWN = RouterError(503, "shutting_down", "The router is shutting down", retry_after_s=1)
-TOO_MANY_CONNECTIONS = RouterError(503, "too_many_connections", "Too many connections", retry_after_s=1)
-CONNECT_TIMEOUT = RouterError(504, "connect_timeout", "No replica accepted a connection within connect_s")
-FIRST_BYTE_TIMEOUT = RouterError(
-    504, "first_byte_timeout", "The replica did not begin its answer within first_byte_s"
+TOO_MANY_CONNECTIONS = RouterError(
+    503,
+    "too_many_connections",
+    "There are {limit} connections already (limits.client_connections)",
+    retry_after_s=1,
 )
-IDLE_TIMEOUT = RouterError(504, "idle_timeout", "The replica sent nothing for idle_s")
-TOTAL_TIMEOUT = RouterError(504, "total_timeout", "The answer was not complete within total_s")
+CONNECT_TIMEOUT = RouterError(
+    504, "connect_timeout", "The replica accepted no connection within {limit} s (timeouts.connect_s)"
+)
+FIRST_BYTE_TIMEOUT = RouterError(
+    504,
+    "first_byte_timeout",
+    "The replica did not begin its answer within {limit} s (timeouts.first_byte_s)",
+)
+IDLE_TIMEOUT = RouterError(504, "idle_timeout", "The replica sent nothing for {limit} s (timeouts.idle_s)")
+TOTAL_TIMEOUT = RouterError(
+    504, "total_timeout", "The answer was not complete within {limit} s (timeouts.total_s)"
+)
 
 
 def method_not_allowed(allow: str) -> RouterError:

@@ -77,6 +77,55 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str, says: str) -> None:
         load_config(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("admin: h:1\nreplicas: []\nadmin: h:2\n", "line 3: the key 'admin' is given twice, first in line 1"),
+        ("replicas:\n  - url: http://a:1\n    weight: 1\n    url: http://b:1\n", "line 4: the key 'url'"),
+        ("limits: {body_bytes: 1, body_bytes: 2}\n", "line 1: the key 'body_bytes' is given twice"),
+        ('slo: {}\n"slo": {}\n', "line 2: the key 'slo'"),
+    ],
+)
+def test_a_key_given_twice_is_named_with_its_line(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "router.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert says in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_merge_keys_are_not_duplicates(tmp_path: Path) -> None:
+    path = tmp_path / "router.yaml"
+    path.write_text(
+        "replicas:\n  - &one {url: 'http://a:1', weight: 2, model: m}\n"
+        "  - &two {<<: *one, url: 'http://b:1'}\n  - {<<: *two, url: 'http://c:1', weight: 3}\n"
+    )
+    config = load_config(path)
+    assert [(r.url[-3], r.weight, r.model) for r in config.replicas] == [
+        ("a", 2, "m"),
+        ("b", 2, "m"),
+        ("c", 3, "m"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"replicas": TWO, "polcy": {}}, "polcy: Extra inputs are not permitted; unknown key, is it policy?"),
+        ({"replicas": TWO, "timeouts": {"frist_byte_s": 3}}, "is it first_byte_s?"),
+        (
+            {"replicas": [TWO[0] | {"wieght": 2}]},
+            "replicas.0.wieght: Extra inputs are not permitted; unknown",
+        ),
+        ({"replicas": TWO, "zzzzzz": 1}, "unknown key, remove it or check its spelling"),
+    ],
+)
+def test_a_misspelt_key_gets_a_suggestion(data: object, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(data, "router.yaml")
+    assert says in str(caught.value)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load_config(tmp_path / "none.yaml")
