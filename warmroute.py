@@ -123,6 +123,18 @@ def _calibrate(args: argparse.Namespace) -> int:
     return run(args)
 
 
+def _compare_arguments(parser: argparse.ArgumentParser) -> None:
+    from sim.acceptance.compare_command import add_arguments
+
+    add_arguments(parser)
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from sim.acceptance.compare_command import run
+
+    return run(args)
+
+
 COMMANDS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None], Run]] = {
     "serve": (
         "run a router",
@@ -177,6 +189,12 @@ COMMANDS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None], R
         "warmroute diagnose requests.jsonl --replicas 8",
         _diagnose_arguments,
         _diagnose,
+    ),
+    "compare": (
+        "may traffic move to another replica: answers and times of two servers on the same prompts",
+        "warmroute compare --baseline http://127.0.0.1:8000 --candidate http://127.0.0.1:8001 requests.jsonl",
+        _compare_arguments,
+        _compare,
     ),
 }
 

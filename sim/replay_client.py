@@ -41,10 +41,11 @@ async def stream_request(
     *,
     clock: Callable[[], float] = time.perf_counter,
     on_content: Callable[[float], None] | None = None,
+    on_event: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Answer:
     """POST ``body`` and read the stream to its end. Never raises: what goes wrong is the answer's ``error``.
 
-    ``on_content`` is told when each event with content came, by ``clock``.
+    ``on_content`` is told when each event with content came, by ``clock``; ``on_event`` gets every event.
 
     A stream counts only if it ends with ``[DONE]``; an error event in it, a broken transfer and a silent end
     are errors, however much came before.
@@ -68,7 +69,7 @@ async def stream_request(
                 answer.error = f"status {response.status}"
                 answer.error_detail = (await response.text(errors="replace"))[:DETAIL_CHARACTERS]
             else:
-                await _read(response, answer, content_came)
+                await _read(response, answer, content_came, on_event)
     except TimeoutError:
         answer.error = "timed out"
     except aiohttp.ClientPayloadError:
@@ -87,7 +88,12 @@ def _take_routing(headers: Mapping[str, str], answer: Answer) -> None:
     answer.matched_tokens = int(matched) if matched.isdecimal() else None
 
 
-async def _read(response: aiohttp.ClientResponse, answer: Answer, content_came: Callable[[], None]) -> None:
+async def _read(
+    response: aiohttp.ClientResponse,
+    answer: Answer,
+    content_came: Callable[[], None],
+    on_event: Callable[[Mapping[str, Any]], None] | None,
+) -> None:
     events = EventStream()
     async for received in response.content.iter_any():
         for data in events.feed(received):
@@ -95,13 +101,18 @@ async def _read(response: aiohttp.ClientResponse, answer: Answer, content_came: 
                 if answer.ttft_s is None:  # an answer without text: its end is all there is to see
                     content_came()
                 return
-            _take(data, answer, content_came)
+            _take(data, answer, content_came, on_event)
             if answer.error is not None:
                 return
     answer.error = "truncated: the stream ended without [DONE]"
 
 
-def _take(data: bytes, answer: Answer, content_came: Callable[[], None]) -> None:
+def _take(
+    data: bytes,
+    answer: Answer,
+    content_came: Callable[[], None],
+    on_event: Callable[[Mapping[str, Any]], None] | None,
+) -> None:
     try:
         event = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -113,6 +124,8 @@ def _take(data: bytes, answer: Answer, content_came: Callable[[], None]) -> None
         answer.error = "error event in the stream"
         answer.error_detail = data[:DETAIL_CHARACTERS].decode("utf-8", "replace")
         return
+    if on_event is not None:
+        on_event(event)
     choices = event.get("choices") or ()
     for choice in choices:
         answer.text += (choice.get("delta") or {}).get("content") or choice.get("text") or ""

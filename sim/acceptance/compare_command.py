@@ -1,0 +1,182 @@
+"""``warmroute compare``: may traffic move to a quantized or upgraded replica? Answers and times of both."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from sim.acceptance.token_answers import AskSettings, TokenAnswer, token_answers
+from sim.acceptance.verdict import Rule, Verdict, verdict
+from sim.command_arguments import number, whole_number
+from sim.diagnose.request_log import read_request_log
+from sim.estimates import Estimate
+from sim.first_model import Unreachable, first_model
+from sim.progress_view import ProgressView
+from sim.results_table import table_console
+from sim.workload.text_sessions import is_text_sessions, read_text_sessions
+from sim.workload.trace import TraceError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    rule = Rule()
+    parser.add_argument(
+        "prompts",
+        metavar="PROMPTS",
+        help="request bodies, or a request log with bodies, one JSON object per line; or recorded "
+        "conversations",
+    )
+    parser.add_argument("--baseline", required=True, metavar="URL", help="the server that has the traffic")
+    parser.add_argument("--candidate", required=True, metavar="URL", help="the one that shall have it")
+    parser.add_argument("--baseline-model", metavar="MODEL", help="default: the first that /v1/models names")
+    parser.add_argument("--candidate-model", metavar="MODEL", help="default: the first that /v1/models names")
+    parser.add_argument("--requests", type=whole_number(2), metavar="N", help="only the first N prompts")
+    parser.add_argument(
+        "--output-tokens",
+        type=whole_number(1),
+        default=32,
+        metavar="N",
+        help="of each answer (default %(default)s)",
+    )
+    parser.add_argument(
+        "--concurrency",
+        type=whole_number(1),
+        default=8,
+        metavar="N",
+        help="requests at once: batches change what is computed, so the noise is measured under load, too "
+        "(default %(default)s)",
+    )
+    group = parser.add_argument_group("the rule, fixed before the run")
+    for name, what in (
+        ("most-flips", "more answers that differ anywhere, as a share"),
+        ("most-mismatches", "more top tokens that differ, as a share of the positions compared"),
+        ("most-kl", "more KL divergence, in nats"),
+        ("most-slower", "longer TTFT, as a share"),
+    ):
+        default = getattr(rule, name.replace("-", "_"))
+        group.add_argument(
+            f"--{name}",
+            type=number(0.0),
+            default=default,
+            metavar="X",
+            help=f"{what} (default {default:g})",
+        )
+    parser.add_argument("--require", action="store_true", help="end with 1 unless the candidate is accepted")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command. 0 done, 1 no answers, or ``--require`` and not accepted, 2 what was given is wrong."""
+    for name in ("baseline", "candidate"):
+        if not getattr(args, name).startswith(("http://", "https://")):
+            return _say(f"--{name} {getattr(args, name)}: expected http://HOST:PORT or https://…", 2)
+    try:
+        bodies = read_bodies(args.prompts, args.requests)
+    except TraceError as error:
+        return _say(str(error), 2)
+    rule = Rule(args.most_flips, args.most_mismatches, args.most_kl, args.most_slower)
+    console = table_console()
+    if not args.json:
+        for line in rule.lines():
+            console.print(line, soft_wrap=True, markup=False)
+    try:
+        with ProgressView() as view:
+            baseline, candidate, again = asyncio.run(_three_runs(args, bodies, view.update))
+        made = verdict(baseline, candidate, again, rule)
+    except (Unreachable, ValueError) as error:
+        return _say(str(error), 1)
+    if args.json:
+        print(orjson.dumps(made.json_object(), option=orjson.OPT_INDENT_2).decode())
+    else:
+        _print(console, made)
+    return 1 if args.require and made.word != "accepted" else 0
+
+
+def read_bodies(path: str, requests: int | None) -> list[Mapping[str, Any]]:
+    """The prompts in ``path``. Raises ``TraceError``."""
+    if is_text_sessions(Path(path)):
+        text = read_text_sessions(path, requests=requests)
+        return [{"messages": text.messages(number)} for number in range(len(text.trace.requests))]
+    rows = read_request_log(path, requests=requests)
+    bodies = [
+        row.body for row in rows if row.body is not None and ("messages" in row.body or "prompt" in row.body)
+    ]
+    if len(bodies) < 2:
+        raise TraceError(
+            f"{path}: {len(bodies)} rows with messages or a prompt; expected at least 2 to compare"
+        )
+    return bodies
+
+
+async def _three_runs(
+    args: argparse.Namespace,
+    bodies: Sequence[Mapping[str, Any]],
+    progress: Callable[[str, int, int], None],
+) -> list[list[TokenAnswer]]:
+    """The baseline, the candidate, the baseline again; one after the other, for they may share a machine."""
+    models = [
+        args.baseline_model or (await first_model(args.baseline)).name,
+        args.candidate_model or (await first_model(args.candidate)).name,
+    ]
+    runs = []
+    for name, url, model in (
+        ("baseline", args.baseline, models[0]),
+        ("candidate", args.candidate, models[1]),
+        ("baseline again", args.baseline, models[0]),
+    ):
+        settings = AskSettings(model, args.output_tokens, args.concurrency)
+
+        def done(count: int, name: str = name) -> None:
+            progress(name, count, len(bodies))
+
+        runs.append(await token_answers(url, bodies, settings, done))
+    return runs
+
+
+def _print(console: Console, made: Verdict) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column, side in (
+        ("", "left"),
+        ("baseline\nagainst itself", "right"),
+        ("candidate\nagainst baseline", "right"),
+        ("difference\npaired, 95%", "right"),
+        ("allowed", "right"),
+        ("", "left"),
+    ):
+        table.add_column(column, justify="left" if side == "left" else "right", no_wrap=True)
+    for one in made.measures:
+        table.add_row(
+            one.name,
+            _shown(one.noise),
+            _shown(one.candidate),
+            _shown(one.difference, sign="+"),
+            f"{one.limit:+.3f}",
+            one.word,
+        )
+    console.print(table)
+    if any(made.errors):
+        console.print(
+            f"errors: baseline {made.errors[0]}, candidate {made.errors[1]}, baseline again {made.errors[2]}"
+        )
+    console.print(f"{made.word.upper()} on {made.prompts:,} prompts.")
+    if made.word == "undecided":
+        console.print("More prompts make the intervals narrower.")
+
+
+def _shown(made: Estimate | None, sign: str = "") -> str:
+    if made is None:
+        return "-"
+    text = f"{made.mean:{sign}.4f}"
+    return text if made.half_width is None else f"{text} ±{made.half_width:.4f}"
+
+
+def _say(message: str, code: int) -> int:
+    print(f"warmroute compare: {message}", file=sys.stderr)
+    return code
