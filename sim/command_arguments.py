@@ -1,6 +1,7 @@
-"""Argument types and arguments that ``simulate``, ``replay`` and ``diagnose`` have in common."""
+"""Argument types and arguments that several commands have in common."""
 
 import argparse
+import os
 from collections.abc import Callable
 
 from sim.workload.sources import SHIPPED_TRACE, made_up_names
@@ -37,6 +38,24 @@ def number(least: float, *, above: bool = False, most: float = float("inf")) -> 
         return value
 
     return parse
+
+
+def _bearer_from(variable: str) -> dict[str, str]:
+    key = os.environ.get(variable)
+    if not key:
+        raise argparse.ArgumentTypeError(f"{variable}: no such environment variable, or it is empty")
+    return {"authorization": f"Bearer {key}"}
+
+
+def add_api_key_argument(parser: argparse.ArgumentParser, whose: str) -> None:
+    """``--api-key-env``; ``args.headers`` are then sent with every request, or None."""
+    parser.add_argument(
+        "--api-key-env",
+        dest="headers",
+        type=_bearer_from,
+        metavar="NAME",
+        help=f"environment variable with {whose}",
+    )
 
 
 def add_trace_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ Sessions are closed loop: a turn is sent some thinking after the answer to the o
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -33,6 +33,8 @@ class ReplaySettings:
     url: str
     model: str
     salt: str
+    headers: Mapping[str, str] | None = None
+    """Sent with every request."""
     speed: float = 1.0
     """Timed traces: so many times as fast as recorded; sessions: so many start in a second, and pauses are
     divided by it."""
@@ -117,7 +119,10 @@ class _Sender:
             total=None, sock_connect=CONNECT_LIMIT_S, sock_read=self._settings.silence_limit_s
         )
         connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(connector=connector, timeout=limits) as self._session:
+        self._session = aiohttp.ClientSession(
+            connector=connector, timeout=limits, headers=self._settings.headers
+        )
+        async with self._session:
             self._start_s = time.perf_counter() + START_AFTER_S
             async with asyncio.TaskGroup() as tasks:
                 for position in starts:

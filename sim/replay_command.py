@@ -7,7 +7,7 @@ import sys
 
 import orjson
 
-from sim.command_arguments import add_trace_arguments, number, whole_number
+from sim.command_arguments import add_api_key_argument, add_trace_arguments, number, whole_number
 from sim.first_model import Unreachable, first_model
 from sim.progress_view import ProgressView
 from sim.replay import Replay, ReplaySettings, prompt_scale, replay
@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url", required=True, help="the router's (or a replica's) public address, http://HOST:PORT"
     )
+    add_api_key_argument(parser, "a key of the router's public port")
     add_trace_arguments(parser)
     parser.add_argument(
         "--speed",
@@ -81,11 +82,12 @@ def run(args: argparse.Namespace) -> int:
     except TraceError as error:
         return _say(str(error), 2)
     try:
-        model = args.model or asyncio.run(first_model(args.url)).name
+        model = args.model or asyncio.run(first_model(args.url, args.headers)).name
     except Unreachable as error:
         return _say(str(error), 1)
     settings = ReplaySettings(
         url=args.url,
+        headers=args.headers,
         model=model,
         salt=args.salt or secrets.token_hex(4),
         speed=args.speed,

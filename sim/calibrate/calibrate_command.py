@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import os
 import secrets
 import sys
 from typing import Any
@@ -15,7 +14,7 @@ from rich.table import Table
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
 from sim.calibrate.fit import FitError, fit_decode, fit_prefill
 from sim.calibrate.measure import CalibrationError, Measurements, MeasureSettings, measure
-from sim.command_arguments import whole_number
+from sim.command_arguments import add_api_key_argument, whole_number
 from sim.first_model import ServedModel, Unreachable, first_model
 from sim.progress_view import ProgressView
 from sim.results_table import table_console
@@ -55,9 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of each stream whose decoding is timed (default %(default)s)",
     )
-    parser.add_argument(
-        "--api-key-env", metavar="NAME", help="environment variable with the replica's API key"
-    )
+    add_api_key_argument(parser, "the replica's API key")
     parser.add_argument("--json", action="store_true", help="print JSON: every point, the fit and its error")
 
 
@@ -65,14 +62,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the command. 0 done, 1 the replica cannot be measured, 2 the arguments are wrong."""
     if not args.url.startswith(("http://", "https://")):
         return _say(f"--url {args.url}: expected http://HOST:PORT or https://…", 2)
-    headers = None
-    if args.api_key_env is not None:
-        key = os.environ.get(args.api_key_env)
-        if not key:
-            return _say(f"--api-key-env {args.api_key_env}: no such variable, or it is empty", 2)
-        headers = {"authorization": f"Bearer {key}"}
     try:
-        made = asyncio.run(_measured(args, headers))
+        made = asyncio.run(_measured(args))
         prefill, prefill_error = fit_prefill(made.prefill)
         decode, decode_error = fit_decode(made.decode)
     except (Unreachable, CalibrationError, ValueError) as error:
@@ -90,8 +81,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _measured(args: argparse.Namespace, headers: dict[str, str] | None) -> Measurements:
-    served = ServedModel(args.model, None) if args.model else await first_model(args.url, headers)
+async def _measured(args: argparse.Namespace) -> Measurements:
+    served = ServedModel(args.model, None) if args.model else await first_model(args.url, args.headers)
     longest = args.longest
     if served.max_tokens is not None:
         longest = min(longest, max(16, served.max_tokens - SPARE_TOKENS))
@@ -103,7 +94,7 @@ async def _measured(args: argparse.Namespace, headers: dict[str, str] | None) ->
         repeats=args.repeats,
         most_sequences=args.most_sequences,
         output_tokens=args.output_tokens,
-        headers=headers,
+        headers=args.headers,
     )
     with ProgressView() as view:
         return await measure(settings, progress=view.update)

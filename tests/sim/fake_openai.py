@@ -20,6 +20,8 @@ class FakeOpenAI:
 
     def __init__(self) -> None:
         self.received: list[Body] = []
+        self.keys: set[str | None] = set()
+        """``Authorization`` of every request, of those for the model list, too."""
         self.came_s: list[float] = []
         self.answered_s: dict[int, float] = {}
         self.in_flight = 0
@@ -49,9 +51,11 @@ class FakeOpenAI:
             await runner.cleanup()
 
     async def _models(self, request: web.Request) -> web.Response:
+        self.keys.add(request.headers.get("authorization"))
         return web.json_response({"object": "list", "data": [{"id": "fake-model"}]})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
+        self.keys.add(request.headers.get("authorization"))
         body = await request.json()
         number = len(self.received)
         self.received.append(body)

@@ -140,7 +140,6 @@ def test_the_command_prints_a_config_that_the_router_takes(
     ("arguments", "code", "expected"),
     [
         (("--url", "nowhere"), 2, "http://HOST:PORT"),
-        (("--url", "http://a:1", "--api-key-env", "NO_SUCH_VARIABLE"), 2, "NO_SUCH_VARIABLE"),
         (("--url", "http://127.0.0.1:1"), 1, "cannot be reached"),
         (("--url", "http://127.0.0.1:1", "--model", "m"), 1, "connection failed"),
     ],
@@ -150,6 +149,12 @@ def test_wrong_arguments(
 ) -> None:
     assert main(["calibrate", *arguments]) == code
     assert expected in capsys.readouterr().err
+
+
+def test_a_key_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["calibrate", "--url", "http://a:1", "--api-key-env", "NO_SUCH_VARIABLE"])
+    assert ended.value.code == 2 and "NO_SUCH_VARIABLE" in capsys.readouterr().err
 
 
 COSTS = st.builds(

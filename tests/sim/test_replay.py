@@ -202,6 +202,13 @@ def test_the_command_prints_one_json_object(capsys: pytest.CaptureFixture[str]) 
     assert {body["model"] for body in server.received} == {"fake-model"}
 
 
+def test_the_command_sends_the_routers_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REPLAY_TEST_KEY", "sk-replay")
+    server = FakeOpenAI()
+    assert command(server, "--requests", "3", "--speed", "1000", "--api-key-env", "REPLAY_TEST_KEY") == 0
+    assert server.keys == {"Bearer sk-replay"}
+
+
 def test_the_command_prints_a_table_with_its_errors(capsys: pytest.CaptureFixture[str]) -> None:
     server = FakeOpenAI()
     server.fault = lambda number, body: "status" if number == 1 else None
