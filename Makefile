@@ -9,11 +9,12 @@ BENCH ?= ../shared/bench
 RIVALS ?= rivals
 DEMO_ARGS ?=
 LOAD_ARGS ?=
+CHAOS_ARGS ?= --seconds 120
 SOURCES := router replica sim warmroute.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check load bench size clean
+.PHONY: help demo test lint check load chaos bench size clean
 
 help: ## say what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -34,6 +35,9 @@ check: lint test ## lint and test
 
 load: $(VENV)/dev.stamp ## streaming chat users against a router with tiny replicas, 20 seconds
 	$(BIN)/python -m tests.load.run_load $(LOAD_ARGS)
+
+chaos: $(VENV)/dev.stamp ## kill, freeze and break replicas behind a router for two minutes; check every answer
+	$(BIN)/python -m tests.chaos.run_chaos $(CHAOS_ARGS)
 
 bench: $(VENV)/dev.stamp ## the router's own cost per request and event (needs wrk, and rivals from BENCH/setup_rivals.sh)
 	@test -f $(BENCH)/proxybench.py || { echo "no $(BENCH)/proxybench.py; set BENCH to the folder that holds it" >&2; exit 1; }

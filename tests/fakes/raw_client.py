@@ -48,6 +48,8 @@ class RawClient:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
+        self.limit_s = LIMIT_S
+        """How long to wait for anything."""
 
     @classmethod
     async def connect(cls, address: str, *, read_ahead: int = 1 << 26) -> "RawClient":
@@ -83,13 +85,13 @@ class RawClient:
 
     async def answer(self, *, to_head: bool = False) -> RawAnswer:
         """Read one answer, its head and its body."""
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(self.limit_s):
             head = await self.head()
             return await self._body(head, to_head=to_head)
 
     async def head(self) -> RawAnswer:
         """Read one head; the body is left."""
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(self.limit_s):
             raw = await self.reader.readuntil(b"\r\n\r\n")
         lines = raw[:-4].decode("latin-1").split("\r\n")
         version, status, reason = lines[0].split(" ", 2)
@@ -129,7 +131,7 @@ class RawClient:
     async def chunk(self) -> bytes | None:
         """One chunk's data; b"" for the last, None when the connection broke."""
         try:
-            async with asyncio.timeout(LIMIT_S):
+            async with asyncio.timeout(self.limit_s):
                 line = await self.reader.readuntil(b"\r\n")
                 size = int(line[:-2].split(b";")[0], 16)
                 if not size:
@@ -146,7 +148,7 @@ class RawClient:
         """Everything until the connection ends; True when it ended in good order."""
         pieces = []
         try:
-            async with asyncio.timeout(LIMIT_S):
+            async with asyncio.timeout(self.limit_s):
                 while piece := await self.reader.read(65536):
                     pieces.append(piece)
         except ConnectionError:
