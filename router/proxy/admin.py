@@ -188,6 +188,8 @@ def _replica_state(fleet: Fleet, replica: ReplicaState, now: float) -> dict[str,
     return {
         "name": replica.name,
         "url": replica.spec.url,
+        "weight": replica.weight,
+        "tags": replica.spec.tags,
         "models": sorted(replica.models) if replica.models else None,
         "health": replica.health.state.value,
         "draining": replica.draining,

@@ -1,12 +1,14 @@
 """The config: defaults for who wrote only the replicas, and errors that say what to do."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from router.config import ConfigError, load_config, parse_config
+from router.config import ConfigError, RouterConfig, TlsConfig, load_config, parse_config
+from router.config_values import Section
 from router.proxy.fleet_config import make_fleet
-from router.replica_config import KvEventsConfig
+from router.replica_config import KvEventsConfig, ReplicaConfig
 from router.routing.block_source import BlockSettings
 from router.routing.policies import POLICIES
 
@@ -190,3 +192,34 @@ def test_blocks_are_known_as_configured() -> None:
         BlockSettings("warmroute"),
         BlockSettings("sha256_cbor"),
     ]
+
+
+def _documented() -> dict[str, str]:
+    """Key -> default, as the tables of docs/configuration.md have them."""
+    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    rows = (line.split("|") for line in text.splitlines() if line.startswith("| `"))
+    return {row[1].strip().strip("`"): row[2].strip() for row in rows}
+
+
+def _keys(section: Section, prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield from _keys(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def test_every_key_is_documented_with_its_default() -> None:
+    config = RouterConfig(replicas=(ReplicaConfig(url="http://h:1"),), tls=TlsConfig(cert="cert.pem"))
+    keys = {key: value for key, value in _keys(config) if key != "replicas"}
+    keys |= dict(_keys(config.replicas[0], "replicas[]."))
+    documented = _documented()
+    assert set(documented) == set(keys)
+    for key, value in keys.items():
+        if isinstance(value, bool):
+            assert documented[key] == str(value).lower(), key
+        elif isinstance(value, int | float):
+            assert float(documented[key]) == value, key
+        elif isinstance(value, str) and not key.endswith((".url", ".cert")):
+            assert documented[key] == value, key

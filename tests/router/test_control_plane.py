@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.config import load_config
 from router.proxy.assembly import Router
+from tests.fakes.router_rig import RouterRig, with_router
 
 LIMIT_S = 10.0
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello " * 300}]}
@@ -140,6 +141,19 @@ def run(folder: Path, scenario: Callable[[Bench], Awaitable[None]], **options: i
             await scenario(ready)
 
     uvloop.run(main())
+
+
+def test_both_ports_on_unix_sockets(tmp_path: Path) -> None:
+    public, admin = tmp_path / "public", tmp_path / "admin"
+
+    async def scenario(rig: RouterRig) -> None:
+        assert rig.router.data_plane.address == f"unix:{public}"
+        assert (await rig.ask()).status == 200
+        assert (await rig.admin("/fleet")).status == 200
+        assert public.is_socket() and admin.is_socket()
+
+    for _ in range(2):  # the second finds what the first left, and is not disturbed by it
+        with_router(scenario, listen=f"unix:{public}", admin=f"unix:{admin}")
 
 
 def test_metrics_are_valid_and_bounded(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """Who may use the two ports, and what keys replicas see."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from router.admin_client import KEY_VARIABLE, ask_admin
 from router.config import ConfigError, RouterConfig, parse_config
 from tests.fakes.fake_replica import Hang
 from tests.fakes.proxy_rig import CHAT, Rig, until, with_rig
@@ -105,6 +107,20 @@ def test_the_admin_port_wants_its_own_keys() -> None:
         assert (await rig.admin("/health")).status == 200
         assert (await rig.admin("/fleet", **bearer("sk-admin"))).status == 200
         assert not rig.router.fleet.replicas[0].draining
+
+    with_router(scenario, keys=KEYS)
+
+
+def test_commands_ask_the_admin_port_with_a_key_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(rig: RouterRig) -> None:
+        url = f"http://{rig.router.admin.address}/fleet"
+        monkeypatch.delenv(KEY_VARIABLE, raising=False)
+        with pytest.raises(OSError, match=f"answered 401: .*missing_api_key.*; set {KEY_VARIABLE} to a key"):
+            await asyncio.to_thread(ask_admin, url)
+        monkeypatch.setenv(KEY_VARIABLE, "sk-admin")
+        assert b'"replicas"' in await asyncio.to_thread(ask_admin, url)
 
     with_router(scenario, keys=KEYS)
 

@@ -127,6 +127,8 @@ def test_weight_tags_and_model_change_and_what_was_learned_stays() -> None:
         (same,) = rig.router.fleet.replicas
         assert same is replica and same.requests == 1
         assert (same.weight, same.spec.tags, same.models) == (2.5, ("h100",), {"x"})
+        shown = (await rig.fleet())["r0"]
+        assert (shown["weight"], shown["tags"], shown["models"]) == (2.5, ["h100"], ["x"])
         assert (await rig.ask()).status == 404
         await rig.reload(rig.entry(0))
         await until(lambda: replica.models == {"m"})
