@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from router.config import ModelConfig
 from sim.command_arguments import add_sample_arguments, number
 from sim.contender import CONTENDERS, names
 from sim.diagnose.diagnosis import Diagnosis, diagnose
@@ -73,6 +74,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="price of one replica (default %(default)g)",
     )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="FOLDER",
+        help="a Hugging Face folder, or its tokenizer.json: prompts are read token by token, as the engine "
+        "does (extra: exact)",
+    )
+    parser.add_argument(
+        "--chat-template", metavar="FILE", help="with --tokenizer: instead of the folder's own"
+    )
     parser.add_argument("--html", metavar="FILE", help="write the report as one HTML file, too")
     add_sample_arguments(parser)
     add_replica_arguments(parser.add_argument_group("replicas"))
@@ -103,6 +113,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
+    if args.chat_template is not None and args.tokenizer is None:
+        raise ValueError("--chat-template goes with --tokenizer FOLDER")
     if args.before is not None and args.file is None:
         raise ValueError("--before is compared with FILE; give it, too")
     if args.file is None and args.url is None and args.metrics is None:
@@ -191,7 +203,15 @@ def _compared(
 def _diagnosed(
     args: argparse.Namespace, file: str, router: LiveRouter | None, counters: EngineCounters | None
 ) -> Diagnosis:
-    sample = open_sample(file, block_tokens=args.block_size, requests=args.requests, seed=args.seed)
+    sample = open_sample(
+        file,
+        block_tokens=args.block_size,
+        requests=args.requests,
+        seed=args.seed,
+        tokenizer=None
+        if args.tokenizer is None
+        else ModelConfig(tokenizer=args.tokenizer, chat_template=args.chat_template),
+    )
     settings = simulation_settings(argparse.Namespace(**{**vars(args), "warmup": DEFAULT_WARMUP}))
     replicas = args.replicas or len(sample.replicas) or DEFAULT_REPLICAS
     if router is not None:

@@ -83,7 +83,7 @@ def diagnose(
     )
     measured = [sample.measured_tokens(number) for number in range(len(trace.requests))]
     counted = _counted(replayed, measured, warmup_share)
-    levels = prompt_levels(sample, replayed.order, replayed.ideal, counted)
+    levels = prompt_levels(sample, replayed.order, replayed.ideal, counted, progress)
 
     def total(values: Sequence[int | None]) -> int:
         return sum(value or 0 for value, counts in zip(values, counted, strict=True) if counts)

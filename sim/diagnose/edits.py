@@ -6,6 +6,7 @@ Every edit keeps a prompt's length: what it moves or sorts stays in the prompt.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol
 
 import orjson
@@ -24,6 +25,8 @@ CHANGING = re.compile(
     rb"|\d+(?:[.,]\d+)*"
 )
 """Dates, times, days, months, UUIDs, random ids, numbers: what templates put into prompts."""
+MESSAGES_REMEMBERED = 8_192
+"""Conversations repeat their messages turn after turn."""
 _SENTENCES = re.compile(rb"(?<=\n)|(?<=[.!?;] )")
 
 
@@ -100,11 +103,12 @@ class ChangingValuesLast:
         """The values of every such line are cut out and stand last."""
         return [_moved(doc, self.role, self._split) for doc in docs]
 
-    def _split(self, lines: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+    def _split(self, lines: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
+        begin = self.form.partition(b"#")[0]
         kept: list[bytes] = []
         moved: list[bytes] = []
         for line in lines:
-            if form_of(line) == self.form:
+            if line.startswith(begin) and form_of(line) == self.form:
                 moved += CHANGING.findall(line)
                 line = CHANGING.sub(b"", line)
             kept.append(line)
@@ -125,7 +129,7 @@ class ChangingLineLast:
         """Every line that stands so is moved."""
         return [_moved(doc, self.role, self._split) for doc in docs]
 
-    def _split(self, lines: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+    def _split(self, lines: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
         kept: list[bytes] = []
         moved: list[bytes] = []
         for place, line in enumerate(lines):
@@ -154,7 +158,7 @@ class ChangingLines:
 
 
 class _Split(Protocol):
-    def __call__(self, lines: list[bytes]) -> tuple[list[bytes], list[bytes]]: ...
+    def __call__(self, lines: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]: ...
 
 
 def _moved(doc: PromptDoc, role: str, split: _Split) -> PromptDoc:
@@ -172,13 +176,14 @@ def _moved(doc: PromptDoc, role: str, split: _Split) -> PromptDoc:
     return replace(doc, segments=(*segments, Segment("end", "end", b"".join(last))))
 
 
-def sentences(content: bytes) -> list[bytes]:
+@lru_cache(maxsize=MESSAGES_REMEMBERED)
+def sentences(content: bytes) -> tuple[bytes, ...]:
     """Lines, and sentences within a line, with what ends them.
 
     >>> sentences(b"You are kind. It is noon.\\nAnswer.")
-    [b'You are kind. ', b'It is noon.\\n', b'Answer.']
+    (b'You are kind. ', b'It is noon.\\n', b'Answer.')
     """
-    return _SENTENCES.split(content)
+    return tuple(_SENTENCES.split(content))
 
 
 def form_of(line: bytes) -> bytes:

@@ -21,6 +21,7 @@ from sim.diagnose.edits import (
 from sim.diagnose.passages import reordered
 from sim.diagnose.prompt_doc import PromptDoc, Segment
 from sim.diagnose.reach import Reach, reaches
+from sim.simulate import Progress
 
 LEAST_SHARE = 0.002
 """Of all prompt bytes: an edit that wins less is not worth a change."""
@@ -28,6 +29,9 @@ MOST_TRIALS = 16
 """Changing lines tried; each costs one pass over all prompts."""
 MOST_TOGETHER = 4
 """Changing lines, one behind the other, that are moved together."""
+MOST_PASSES = MOST_TRIALS + 8
+"""About as many over all prompts, for the progress shown."""
+JOB = "prompts, mended"
 MOST_VALUES = 8
 """In one line: a line of numbers is data, not a line with a date in it."""
 
@@ -43,36 +47,51 @@ class Mended:
     """The prompts before the edit."""
 
 
-def mended(docs: Sequence[PromptDoc], counted: Sequence[bool]) -> Iterator[Mended]:
+def mended(
+    docs: Sequence[PromptDoc], counted: Sequence[bool], progress: Progress | None = None
+) -> Iterator[Mended]:
     """Edits worth making, each on top of those before; ``docs`` are in order of arrival.
 
     Gains are those of the ``counted`` requests.
     """
-    bench = _Bench(docs, counted)
+    bench = _Bench(docs, counted, progress or (lambda job, done, total: None))
     for edit in (OneSalt(), OneModel(), SortedTools()):
         yield from bench.trial(edit)
     yield from _changing_text(bench)
     for passages in reordered(bench.docs):
         yield from bench.trial(passages)
     yield from bench.trial(Untrimmed())
+    bench.finished()
 
 
 class _Bench:
     """The prompts as mended so far."""
 
-    def __init__(self, docs: Sequence[PromptDoc], counted: Sequence[bool]) -> None:
+    def __init__(self, docs: Sequence[PromptDoc], counted: Sequence[bool], progress: Progress) -> None:
+        self._progress = progress
+        self._passes = 0
         self.docs = list(docs)
-        self.reach = reaches(docs)
+        self.reach = self.reaches(docs)
         self.counted = counted
         total = sum(doc.own_bytes for doc, counts in zip(docs, counted, strict=True) if counts)
         self.least_bytes = max(1, round(LEAST_SHARE * total))
+
+    def reaches(self, docs: Sequence[PromptDoc]) -> list[Reach]:
+        """One pass over all prompts."""
+        self._passes = min(self._passes + 1, MOST_PASSES - 1)
+        self._progress(JOB, self._passes * len(docs) // MOST_PASSES, len(docs))
+        return reaches(docs)
+
+    def finished(self) -> None:
+        """No more passes."""
+        self._progress(JOB, len(self.docs), len(self.docs))
 
     def trial(self, edit: Edit) -> Iterator[Mended]:
         """Keep ``edit`` if it wins enough."""
         docs = edit.apply(self.docs)
         if all(one is other or one == other for one, other in zip(docs, self.docs, strict=True)):
             return
-        after = reaches(docs)
+        after = self.reaches(docs)
         if self.wins_enough(after):
             yield self.keep(edit, docs, after)
 
@@ -106,7 +125,7 @@ def _changing_text(bench: _Bench) -> Iterator[Mended]:
             trials += 1
             chain.append(worst)
             docs = worst.apply(docs)
-            reach = reaches(docs)
+            reach = bench.reaches(docs)
             won = bench.wins_enough(reach)
         if not chain:
             return
@@ -147,7 +166,7 @@ def _suspect(doc: PromptDoc, earlier: PromptDoc, at: int) -> ChangingValuesLast 
     return None
 
 
-def _line_at(doc: PromptDoc, at: int) -> tuple[Segment, list[bytes], int] | None:
+def _line_at(doc: PromptDoc, at: int) -> tuple[Segment, tuple[bytes, ...], int] | None:
     """(segment, its lines, number of the line) of byte ``at``."""
     for segment in doc.segments:
         if at < len(segment.text):

@@ -10,6 +10,7 @@ from sim.diagnose.prefix_set import PrefixSet
 from sim.diagnose.prompt_doc import PromptDoc
 from sim.diagnose.reach import Reach, reaches
 from sim.diagnose.sample import Sample
+from sim.simulate import Progress
 
 DRIFT_SHARE = 0.05
 DRIFT_BLOCKS = 2
@@ -48,7 +49,11 @@ class PromptLevels:
 
 
 def prompt_levels(
-    sample: Sample, order: Sequence[int], ideal: Sequence[int], counted: Sequence[bool]
+    sample: Sample,
+    order: Sequence[int],
+    ideal: Sequence[int],
+    counted: Sequence[bool],
+    progress: Progress | None = None,
 ) -> PromptLevels:
     """``ideal`` and ``counted`` are by number of the request, ``order`` is that of arrival."""
     tokens = [sample.trace.requests[number].prompt_tokens for number in order]
@@ -76,7 +81,7 @@ def prompt_levels(
     level = [min(length, one + more) for length, one, more in zip(tokens, base, drift, strict=True)]
     rising = [(Cause.BLOCKS, ideal_sum), (Cause.TEMPLATE, _total(base, counts))]
     wins: list[Win] = []
-    for made in mended(docs, counts):
+    for made in mended(docs, counts, progress):
         before = _tokens(made.before, docs, tokens)
         after = _tokens(made.after, docs, tokens)
         better = [

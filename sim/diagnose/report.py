@@ -20,6 +20,8 @@ class ReportTable:
     rows: tuple[tuple[str, ...], ...]
     bars: tuple[float, ...] = ()
     """Per row, a share from 0 to 1 to be drawn where pictures can be."""
+    heat: bool = False
+    """A histogram in every row: figures are shaded by their share of the row where that can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +128,15 @@ def _distances(diagnosis: Diagnosis) -> ReportTable:
 
 
 def _divergence(diagnosis: Diagnosis) -> Iterator[ReportTable]:
-    rows, bars = [], []
+    rows = []
     for app in diagnosis.apps:
         for against, counts in (("the one before", app.previous), ("the most similar", app.similar)):
             rows.append((app.app, against, *(f"{count:,}" if count else "" for count in counts)))
-            bars.append(counts[-1] / max(1, app.requests))
     yield ReportTable(
         "First difference from an earlier request of the same app: requests by token",
         ("app", "against", *BUCKETS),
         tuple(rows),
+        heat=True,
     )
     yield ReportTable(
         "Where requests part from the one before",
@@ -165,6 +167,12 @@ def _verdict(diagnosis: Diagnosis) -> Iterator[str]:
     won = sum(account.tokens(cause) for cause in PROMPT_CAUSES)
     if won > 0:
         yield f"Mended prompts would add up to {100 * share(won):.1f} points to the ideal; see below."
+    other = diagnosis.sample.other_lengths
+    if other:
+        yield (
+            f"{other:,} prompts have another length in token ids than their replica counted: this is not the "
+            "engine's tokenizer or chat template."
+        )
     if diagnosis.gap_tokens < 0:
         yield (
             "More was cached than prompts alone explain: engines also keep the KV of their answers, and may "

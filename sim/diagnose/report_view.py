@@ -97,9 +97,10 @@ def _html_table(table: ReportTable) -> str:
     header = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
     rows = []
     for place, row in enumerate(table.rows):
+        shades = _shades(row) if table.heat else [""] * len(row)
         cells = "".join(
-            f"<td class={'n' if _numeric(table, column) else 't'}>{escape(cell)}</td>"
-            for column, cell in enumerate(row)
+            f"<td class={'n' if _numeric(table, column) else 't'}{shade}>{escape(cell)}</td>"
+            for column, (cell, shade) in enumerate(zip(row, shades, strict=True))
         )
         if table.bars:
             width = round(BAR_PIXELS * min(1.0, table.bars[place]))
@@ -109,6 +110,16 @@ def _html_table(table: ReportTable) -> str:
         rows.append(f"<tr>{cells}</tr>")
     bar_header = "<th></th>" if table.bars else ""
     return f"<h2>{escape(table.title)}</h2><table><tr>{header}{bar_header}</tr>" + "".join(rows) + "</table>"
+
+
+def _shades(row: tuple[str, ...]) -> list[str]:
+    """The style of each cell: the darker, the larger its share of the row's figures."""
+    figures = [int(cell.replace(",", "")) if cell.replace(",", "").isdigit() else 0 for cell in row]
+    total = sum(figures) or 1
+    return [
+        f' style="background: rgba(34, 170, 119, {figure / total:.2f})"' if figure else ""
+        for figure in figures
+    ]
 
 
 _PAGE = """<!doctype html>

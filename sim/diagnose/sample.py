@@ -5,11 +5,13 @@ those of the log's own ``prompt_tokens``, else a quarter.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
 from replica.contract.block_hash import TOKEN_BYTES, token_bytes
+from router.config import ModelConfig
+from sim.diagnose.exact_prompts import with_token_ids
 from sim.diagnose.prompt_doc import PromptDoc, prompt_doc
 from sim.diagnose.request_log import LoggedRequest, is_request_log, read_request_log
 from sim.workload.sources import open_text_or_trace
@@ -63,40 +65,52 @@ class Sample:
         return None if row is None else row.replica
 
     @property
+    def other_lengths(self) -> int:
+        """Requests whose token ids are not as many as their replica counted."""
+        return sum(
+            one.token_ids is not None
+            and one.row is not None
+            and one.row.prompt_tokens not in (None, len(one.token_ids))
+            for one in self.words
+        )
+
+    @property
     def replicas(self) -> tuple[str, ...]:
         """All replicas that the log names."""
         return tuple(sorted({name for one in self.words if one.row and (name := one.row.replica)}))
 
 
 def open_sample(
-    name: str, *, block_tokens: int | None = None, requests: int | None = None, seed: int = 1
+    name: str,
+    *,
+    block_tokens: int | None = None,
+    requests: int | None = None,
+    seed: int = 1,
+    tokenizer: ModelConfig | None = None,
 ) -> Sample:
     """The sample ``name`` stands for: a request log, or whatever ``simulate --trace`` takes.
 
-    Raises ``TraceError``.
+    With a ``tokenizer`` prompts that have words are read token by token. Raises ``TraceError``.
     """
     path = Path(name)
     if path.is_file() and is_request_log(path):
-        return sample_of_log(path.name, read_request_log(path, requests=requests), block_tokens)
-    trace, text = open_text_or_trace(name, block_tokens=block_tokens, requests=requests, seed=seed)
-    words: tuple[Words, ...] = ()
-    if text is not None:
-        words = tuple(
-            Words(prompt_doc({"messages": text.messages(number)}), None, None)
-            for number in range(len(trace.requests))
-        )
-        size = block_tokens or DEFAULT_BLOCK_TOKENS
-        trace = _named_anew(trace, words, size)
-    return Sample(trace, words, not trace.in_sessions, "from the trace")
-
-
-def _named_anew(trace: Trace, words: Sequence[Words], size: int) -> Trace:
-    """A trace whose blocks are those of its canonical texts."""
-    requests = []
-    for request, one in zip(trace.requests, words, strict=True):
-        tokens, ids = _text_blocks(one, size * CHARACTERS_PER_TOKEN, size)
-        requests.append(replace(request, prompt_tokens=tokens, block_ids=ids))
-    return Trace(trace.name, size, tuple(requests))
+        rows = read_request_log(path, requests=requests)
+    else:
+        trace, text = open_text_or_trace(name, block_tokens=block_tokens, requests=requests, seed=seed)
+        if text is None:
+            return Sample(trace, (), not trace.in_sessions, "from the trace")
+        rows = [
+            LoggedRequest(
+                number + 1,
+                session=request.session,
+                body={"messages": text.messages(number)},
+                output_tokens=request.output_tokens,
+            )
+            for number, request in enumerate(trace.requests)
+        ]
+    if tokenizer is not None:
+        rows = with_token_ids(rows, tokenizer)
+    return sample_of_log(path.name, rows, block_tokens)
 
 
 def sample_of_log(name: str, rows: Sequence[LoggedRequest], block_tokens: int | None = None) -> Sample:
@@ -135,7 +149,7 @@ def _prompts(
     """(tokens in a block, (prompt tokens, block ids) per request, how the lengths are known)."""
     if all(one.token_ids is not None for one in words):
         size = block_tokens or DEFAULT_BLOCK_TOKENS
-        return size, [_token_blocks(one, size) for one in words], "token ids in the log"
+        return size, [_token_blocks(one, size) for one in words], "counted in token ids"
     if all(one.doc is not None for one in words):
         size = block_tokens or DEFAULT_BLOCK_TOKENS
         bytes_per_token, how = _bytes_per_token(words)

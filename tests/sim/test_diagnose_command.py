@@ -6,6 +6,9 @@ from pathlib import Path
 import orjson
 import pytest
 
+from router.config import ModelConfig
+from router.proxy.exact_model import load_exact_model
+from tests.router.tokenizer_folder import write_folder
 from tests.sim.diagnose_logs import Row, chats, system_prompt, write
 from warmroute import main
 
@@ -127,3 +130,42 @@ def test_no_such_file_and_no_such_policy(capsys: pytest.CaptureFixture[str]) -> 
     assert code == 2 and "/no/such/file" in err
     code, _, err = run(capsys, "mooncake", "--policy", "magic")
     assert code == 2 and "magic" in err and "predicted_finish" in err
+
+
+def test_prompts_token_by_token(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "tokenizer")
+    bodies = chats()
+    exact = load_exact_model("m", ModelConfig(tokenizer=str(folder)))
+    lengths = [len(exact.tokens(body)) for body in bodies]
+    rows = [
+        {"body": body, "prompt_tokens": length, "cached_tokens": 0}
+        for body, length in zip(bodies, lengths, strict=True)
+    ]
+    code, out, _ = run(capsys, write(tmp_path, rows), "--tokenizer", str(folder), "--json")
+    assert (code, orjson.loads(out)["prompt_tokens"]) == (0, sum(lengths))
+    rows[3]["prompt_tokens"] = 5_000
+    code, out, _ = run(capsys, write(tmp_path, rows), "--tokenizer", str(folder))
+    assert code == 0
+    assert "1 prompts have another length in token ids than their replica counted" in out
+
+
+@pytest.mark.parametrize(
+    ("row", "arguments", "expected"),
+    [
+        (
+            {"messages": [{"role": "tool", "content": "x"}]},
+            ("--tokenizer", "{folder}"),
+            "line 2: the prompt cannot",
+        ),
+        ({"prompt": "x"}, ("--tokenizer", "/no/such/folder"), "/no/such/folder"),
+        ({"prompt": "x"}, ("--chat-template", "x"), "goes with --tokenizer"),
+    ],
+)
+def test_what_cannot_be_tokenized(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, row: Row, arguments: tuple[str, ...], expected: str
+) -> None:
+    folder = write_folder(tmp_path / "tokenizer")
+    path = write(tmp_path, [{"prompt": "fine"}, row])
+    code, _, err = run(capsys, path, *(argument.format(folder=folder) for argument in arguments))
+    assert code == 2
+    assert expected in err
