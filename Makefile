@@ -10,11 +10,12 @@ RIVALS ?= rivals
 DEMO_ARGS ?=
 LOAD_ARGS ?=
 CHAOS_ARGS ?= --seconds 120
+SOAK_ARGS ?=
 SOURCES := router replica sim warmroute.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check load chaos bench size clean
+.PHONY: help demo test lint check load chaos soak bench size clean
 
 help: ## say what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -38,6 +39,9 @@ load: $(VENV)/dev.stamp ## streaming chat users against a router with tiny repli
 
 chaos: $(VENV)/dev.stamp ## kill, freeze and break replicas behind a router for two minutes; check every answer
 	$(BIN)/python -m tests.chaos.run_chaos $(CHAOS_ARGS)
+
+soak: $(VENV)/dev.stamp ## memory over 200,000 unique prompts, 5,000 streams at once, stalls of the event loop
+	$(BIN)/python -m tests.load.run_soak $(SOAK_ARGS)
 
 bench: $(VENV)/dev.stamp ## the router's own cost per request and event (needs wrk, and rivals from BENCH/setup_rivals.sh)
 	@test -f $(BENCH)/proxybench.py || { echo "no $(BENCH)/proxybench.py; set BENCH to the folder that holds it" >&2; exit 1; }
