@@ -34,6 +34,8 @@ class Router:
     def __init__(self, config: RouterConfig, load: Callable[[], RouterConfig] | None = None) -> None:
         self.config = config
         self._load = load
+        self._started = asyncio.Event()
+        self._stopping = False
         self._tls = None if config.tls is None else PublicTls(config.tls)
         self.counters = Counters()
         self.fleet = make_fleet(config)
@@ -50,6 +52,7 @@ class Router:
         await self.prober.start()
         await self.kv_events.start()  # the prober has asked for block sizes by now
         await self.data_plane.start(None if self._tls is None else self._tls.context)
+        self._started.set()
         usable = sum(replica.usable for replica in self.fleet.replicas)
         log.info(
             "listening on %s (admin %s), policy %s, %d of %d replicas up",
@@ -64,6 +67,7 @@ class Router:
 
     async def stop(self) -> None:
         """Readiness goes first, then the door closes, streams finish up to the limit."""
+        self._stopping = True
         self.data_plane.begin_shutdown()
         if self.config.shutdown_delay_s:
             await asyncio.sleep(self.config.shutdown_delay_s)
@@ -75,8 +79,14 @@ class Router:
             self.prompt_reader.close()
 
     async def reload(self) -> RouterConfig:
-        """Apply the config file again, whole; raises ``ConfigError`` and changes nothing if it is wrong."""
+        """Apply the config file again, whole; raises ``ConfigError`` and changes nothing if it is wrong.
+
+        A router that is still starting is waited for.
+        """
+        await self._started.wait()
         try:
+            if self._stopping:
+                raise ConfigError("this router is stopping")
             if self._load is None:
                 raise ConfigError("this router was started without a config file; there is nothing to reload")
             config = self._load()

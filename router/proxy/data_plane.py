@@ -57,14 +57,23 @@ class DataPlane:
     async def start(self, tls: ssl.SSLContext | None = None) -> None:
         """Listen on ``config.listen``, with ``tls`` if given. Raises ``OSError`` where that fails."""
         loop = asyncio.get_running_loop()
+        handshake_s = None if tls is None else self.service.settings.client_header_s
         if self._listen.startswith("unix:"):
             path = self._listen.removeprefix("unix:")
             _remove_stale_socket(path)
-            self._server = await loop.create_unix_server(self._client, path, backlog=BACKLOG, ssl=tls)
+            self._server = await loop.create_unix_server(
+                self._client, path, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=handshake_s
+            )
         else:
             host, _, port = self._listen.rpartition(":")
             self._server = await loop.create_server(
-                self._client, host.strip("[]"), int(port), backlog=BACKLOG, reuse_address=True, ssl=tls
+                self._client,
+                host.strip("[]"),
+                int(port),
+                backlog=BACKLOG,
+                reuse_address=True,
+                ssl=tls,
+                ssl_handshake_timeout=handshake_s,
             )
             name = self._server.sockets[0].getsockname()
             self.address = f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"

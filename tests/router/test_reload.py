@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from router.config import ConfigError, parse_config
+from router.proxy.assembly import Router
 from tests.fakes.fake_publisher import FakePublisher
 from tests.fakes.fake_replica import (
     DONE_EVENT,
@@ -24,6 +26,7 @@ from tests.fakes.fake_replica import (
     sized,
 )
 from tests.fakes.proxy_rig import CHAT, CHAT_STREAM, until
+from tests.fakes.raw_client import RawAnswer
 from tests.fakes.router_process import router_process
 from tests.fakes.router_rig import RouterRig, with_router
 
@@ -280,6 +283,59 @@ def test_streams_never_break_while_replicas_come_and_go() -> None:
         await until(lambda: len(in_fleet(rig)) == 1)
 
     run(scenario, replicas=3)
+
+
+def test_no_request_fails_while_configs_change() -> None:
+    async def scenario(rig: RouterRig) -> None:
+        answers: list[RawAnswer] = []
+        over = False
+
+        async def keep_asking() -> None:
+            client = await rig.client()
+            while not over:
+                await client.post(CHAT_STREAM if len(answers) % 2 else CHAT)
+                answers.append(await client.answer())
+
+        clients = [asyncio.create_task(keep_asking()) for _ in range(8)]
+        entries = [rig.entry(number) for number in range(4)]
+        for turn in range(24):
+            some = [entry | {"weight": 1.0 + turn % 2} for entry in entries[turn % 3 : turn % 3 + 2]]
+            kind = ("predicted_finish", "round_robin", "power_of_two")[turn % 3]
+            await rig.reload(*some, policy={"kind": kind}, slo={"ttft_ms": 100 + turn})
+            seen = len(answers)
+            await until(lambda seen=seen: len(answers) > seen + 8)  # type: ignore[misc]
+        over = True
+        await asyncio.gather(*clients)
+        assert {(answer.status, answer.whole) for answer in answers} == {(200, True)}
+        assert len({answer.field("x-warmroute-replica") for answer in answers}) == 4
+        await until(lambda: len(in_fleet(rig)) == 2)
+
+    run(scenario, replicas=4)
+
+
+def test_a_reload_waits_for_the_start_and_is_refused_at_the_end() -> None:
+    async def scenario() -> None:
+        gate = asyncio.Event()
+        replica = FakeReplica(probe=[Wait(gate), Send(sized(b""))])
+        await replica.start()
+        config = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "replicas": [{"url": replica.url}]}
+        router = Router(
+            parse_config(config, "old"), lambda: parse_config(config | {"slo": {"ttft_ms": 5}}, "new")
+        )
+        starting = asyncio.create_task(router.start())
+        await until(lambda: len(replica.probes) == 1)
+        reloading = asyncio.create_task(router.reload())
+        await asyncio.sleep(0)
+        assert not reloading.done() and not starting.done()
+        gate.set()
+        assert (await reloading).slo.ttft_ms == 5
+        await starting
+        await router.stop()
+        with pytest.raises(ConfigError, match="stopping"):
+            await router.reload()
+        await replica.stop()
+
+    asyncio.run(scenario())
 
 
 def test_sighup_reloads_a_real_process(tmp_path: Path) -> None:

@@ -96,6 +96,19 @@ def test_files_that_fit_no_more_leave_the_old_certificate(tmp_path: Path) -> Non
     with_router(scenario, tls={"cert": str(cert), "key": str(key)})
 
 
+def test_who_does_not_speak_tls_is_closed_in_time() -> None:
+    async def scenario(rig: RouterRig) -> None:
+        plain = await rig.client()
+        await plain.send(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n")
+        rest, _ = await plain.rest()
+        assert b"HTTP" not in rest
+        silent = await rig.client()
+        assert await silent.closed()
+        assert certificate_of(await connect(rig)) == EC["cert"]
+
+    with_router(scenario, tls=EC, timeouts={"client_header_s": 0.3})
+
+
 @pytest.mark.parametrize(
     ("tls", "says"),
     [
