@@ -41,7 +41,7 @@ REFUSED: list[tuple[dict[str, str], tuple[int, str]]] = [
 
 
 @pytest.mark.parametrize(("given", "expected"), REFUSED)
-def test_without_a_key_of_the_public_port_nothing_is_served(
+def test_B013_without_a_key_of_the_public_port_nothing_is_served(
     given: dict[str, str], expected: tuple[int, str]
 ) -> None:
     async def scenario(rig: Rig) -> None:
@@ -57,7 +57,7 @@ def test_without_a_key_of_the_public_port_nothing_is_served(
     with_rig(scenario, keys=KEYS)
 
 
-def test_any_of_several_keys_opens_the_port_and_no_replica_sees_it() -> None:
+def test_B086_any_of_several_keys_opens_the_port_and_no_replica_sees_it() -> None:
     async def scenario(rig: Rig) -> None:
         for given in (bearer("sk-new"), bearer("sk-old"), {"Authorization": "bearer  sk-old "}):
             assert (await rig.ask(**given)).status == 200
@@ -91,7 +91,7 @@ def test_a_key_on_one_connection_says_nothing_of_the_next_request() -> None:
     with_rig(scenario, keys=KEYS)
 
 
-def test_the_admin_port_wants_its_own_keys() -> None:
+def test_B013_the_admin_port_wants_its_own_keys() -> None:
     async def scenario(rig: RouterRig) -> None:
         for path, method in (
             *((path, "GET") for path in ("/fleet", "/metrics", "/config", "/nowhere", "//fleet")),
@@ -142,7 +142,7 @@ def test_keys_are_replaced_by_a_reload() -> None:
     with_router(scenario, keys=KEYS)
 
 
-def test_each_replica_gets_its_own_key_in_requests_and_probes() -> None:
+def test_B086_each_replica_gets_its_own_key_in_requests_and_probes() -> None:
     async def scenario(rig: RouterRig) -> None:
         await rig.reload(
             rig.entry(0, api_key="sk-r0"), rig.entry(1), rig.entry(2, api_key="sk-r2"), api_key="sk-all"

@@ -188,9 +188,8 @@ async def _raise_all(rig: RouterRig) -> dict[int, str]:
     """Meet the router's own errors through the OpenAI SDK: status -> what it raised."""
     openai = pytest.importorskip("openai")
     met: dict[int, str] = {}
-    client = openai.AsyncOpenAI(
-        base_url=f"http://{rig.router.data_plane.address}/v1", api_key="k", max_retries=0
-    )
+    url = f"http://{rig.router.data_plane.address}/v1"
+    client = openai.AsyncOpenAI(base_url=url, api_key="tenant", max_retries=0)
 
     async def meet(**body: Any) -> None:
         with pytest.raises(openai.APIStatusError) as caught:
@@ -212,6 +211,8 @@ async def _raise_all(rig: RouterRig) -> dict[int, str]:
         await meet()
         await rig.admin("/drain/r0", "POST")
         await meet()
+        client.api_key = "guess"
+        await meet()
     return met
 
 
@@ -219,6 +220,7 @@ def test_B138_the_sdk_reads_every_error_that_the_router_makes() -> None:
     async def scenario(rig: RouterRig) -> None:
         met = await _raise_all(rig)
         assert met == {
+            401: "invalid_api_key",
             404: "model_not_found",
             413: "body_too_large",
             504: "first_byte_timeout",
@@ -226,7 +228,9 @@ def test_B138_the_sdk_reads_every_error_that_the_router_makes() -> None:
             503: "no_replica",
         }
 
-    with_router(scenario, limits={"body_bytes": 2000}, timeouts={"first_byte_s": 0.1})
+    with_router(
+        scenario, keys={"public": "tenant"}, limits={"body_bytes": 2000}, timeouts={"first_byte_s": 0.1}
+    )
 
 
 def test_B138_bad_http_and_overload_have_the_same_shape() -> None:

@@ -49,6 +49,24 @@ def test_B013_no_admin_route_is_on_the_public_port_however_it_is_spelt() -> None
     with_router(scenario)
 
 
+@pytest.mark.parametrize(("key", "status"), [(None, 401), ("Bearer guess", 401), ("Bearer tenant", 403)])
+def test_B013_with_keys_every_admin_route_wants_the_operators(key: str | None, status: int) -> None:
+    """By each method and spelling; a tenant's key opens nothing there."""
+
+    async def scenario(rig: RouterRig) -> None:
+        fields = {} if key is None else {"Authorization": key}
+        for _, path in ADMIN_ROUTES:
+            for method in ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+                for spelling in (path, "/" + path, path + "/", path + "?key=operator"):
+                    answer = await rig.admin(spelling, method, **fields)
+                    assert answer.status == status, (method, spelling)
+                    assert b"replica" not in answer.body
+        assert (await rig.admin("/fleet", Authorization="Bearer operator")).status == 200
+        assert not rig.router.fleet.replicas[0].draining
+
+    with_router(scenario, keys={"public": "tenant", "admin": "operator"})
+
+
 def test_B013_admin_listens_on_loopback_unless_configured() -> None:
     config = RouterConfig.model_validate({"replicas": [{"url": "http://10.0.0.1:8000"}]})
     assert config.admin.startswith("127.0.0.1:")
