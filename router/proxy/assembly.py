@@ -44,6 +44,7 @@ class Router:
         self.kv_events = KvEventFeed(self.fleet, config, self.counters)
         self.data_plane = DataPlane(self.fleet, config, self.counters, prompt_reader=self.prompt_reader)
         self.prober = Prober(self.fleet, config)
+        self.data_plane.service.replica_left = self.prober.unwatch
         self.admin = Admin(self.fleet, config, self.counters, self.reload, prompt_reader=self.prompt_reader)
 
     async def start(self) -> None:
@@ -112,7 +113,6 @@ class Router:
         known = {replica.name: replica for replica in self.fleet.replicas.staying if replica not in joined}
         for name in changes.leaving:
             self.fleet.replica_removed(known[name].index, now)
-            self.prober.unwatch(known[name])
             self.kv_events.unsubscribe(known[name])
         service = self.data_plane.service
         for one in changes.staying:
@@ -124,7 +124,7 @@ class Router:
         self.prober.apply(config, accesses)
         for replica in joined:
             service.replica_added(replica, accesses[replica.name])
-            self.prober.watch(replica)
+            self.prober.watch(replica, accesses[replica.name])
         service.send_released(now)
         if self._tls is not None and certificate is not None:
             self._tls.use(certificate)

@@ -125,6 +125,11 @@ class Attempt:
         return self._flight is not None and self._flight.replica.health.unreachable
 
     @property
+    def lost(self) -> bool:
+        """The replica answers nobody and was removed: it is not expected back."""
+        return self.unreachable and self._flight is not None and self._flight.replica.leaving
+
+    @property
     def booked(self) -> bool:
         """The booking is not over."""
         return self._flight is not None

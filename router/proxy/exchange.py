@@ -530,6 +530,9 @@ class Exchange:
         elif now - self._moved_at > settings.idle_s:
             self._broken(IDLE_TIMEOUT.at(settings.idle_s), "time-out")
             return
+        elif attempt is not None and attempt.lost:
+            self._broken(REPLICA_BROKEN, "it answers nobody and was removed")
+            return
         if settings.total_s is not None and now - self._started_at > settings.total_s:
             self.fail(TOTAL_TIMEOUT.at(settings.total_s))
 

@@ -36,26 +36,31 @@ class Prober:
         self._fleet = fleet
         self._config = config
         self._clock = clock
-        self._accesses: Mapping[str, ReplicaAccess] = replica_accesses(config)
+        self._accesses: dict[ReplicaState, ReplicaAccess] = {}
         self._cache_warnings = CacheWarnings(fleet)
         self._tasks: dict[ReplicaState, asyncio.Task[None]] = {}
         self._ended: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Begin probing; returns when each replica was asked once (at most the probe's time limit)."""
-        first_round = [self.watch(replica) for replica in self._fleet.replicas]
+        accesses = replica_accesses(self._config)
+        first_round = [self.watch(replica, accesses[replica.name]) for replica in self._fleet.replicas]
         await asyncio.wait(first_round, timeout=self._config.health.timeout_s + 1.0)
 
-    def watch(self, replica: ReplicaState) -> "asyncio.Future[None]":
+    def watch(self, replica: ReplicaState, access: ReplicaAccess) -> "asyncio.Future[None]":
         """Probe ``replica``, too, from now on; the future is done when it was asked once."""
         asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._accesses[replica] = access
         self._tasks[replica] = asyncio.create_task(self._watch(replica, asked), name=f"probe {replica.name}")
         return asked
 
     def unwatch(self, replica: ReplicaState) -> None:
-        """Nothing is told of ``replica`` any more."""
+        """Nothing is told of ``replica`` any more, if anything was."""
+        if replica not in self._tasks:
+            return
         self._cache_warnings.forget(replica)
         task = self._tasks.pop(replica)
+        del self._accesses[replica]
         task.cancel()
         self._ended.add(task)
         task.add_done_callback(self._ended.discard)
@@ -63,7 +68,9 @@ class Prober:
     def apply(self, config: RouterConfig, accesses: Mapping[str, ReplicaAccess]) -> None:
         """Probe by ``config`` from the next round on; ``accesses`` by replica name."""
         self._config = config
-        self._accesses = accesses
+        for replica in self._accesses:
+            if not replica.leaving:
+                self._accesses[replica] = accesses[replica.name]
 
     async def stop(self) -> None:
         """End all probes."""
@@ -105,7 +112,7 @@ class Prober:
         self, session: aiohttp.ClientSession, replica: ReplicaState, path: str
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """As requests are sent there; redirects are not followed: its key is for the replica alone."""
-        access = self._accesses[replica.name]
+        access = self._accesses[replica]
         return session.get(
             access.url + path,
             headers=access.headers,
@@ -120,7 +127,7 @@ class Prober:
         Whatever goes wrong is the replica's failure, never the prober's end.
         """
         asked_at = self._clock()
-        asked = f"GET {self._accesses[replica.name].url}{self._config.health.path}"
+        asked = f"GET {self._accesses[replica].url}{self._config.health.path}"
         try:
             async with self._get(session, replica, self._config.health.path) as answer:
                 status = answer.status

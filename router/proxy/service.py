@@ -36,6 +36,7 @@ class Service:
         "fleet",
         "hold_began",
         "prompt_reader",
+        "replica_left",
         "settings",
         "shutting_down",
     )
@@ -52,6 +53,8 @@ class Service:
         self.shutting_down = False
         self.hold_began: Callable[[], None] = lambda: None
         """Called when a request begins to wait in the router."""
+        self.replica_left: Callable[[ReplicaState], None] = lambda replica: None
+        """Called when a replica that was removed has nothing in flight any more."""
         self.prompt_reader: PromptReader | None = None
         """Set where some models are read token by token."""
         self._pools: dict[ReplicaState, ReplicaPool] = {}
@@ -131,6 +134,7 @@ class Service:
     def forget_departed(self) -> None:
         """Replicas that were removed and whose last request is over: nothing of them is kept."""
         for replica in self.fleet.forget_departed():
+            self.replica_left(replica)
             pool = self._pools.pop(replica, None)
             if pool is not None:
                 pool.close()

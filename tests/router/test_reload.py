@@ -71,7 +71,7 @@ def test_a_replica_that_is_added_is_probed_and_gets_traffic() -> None:
     run(scenario, health={"interval_s": 0.05, "timeout_s": 10.0})
 
 
-def test_a_replica_that_is_removed_finishes_and_leaves_nothing() -> None:
+def test_B031_B091_a_replica_that_is_removed_finishes_and_leaves_nothing() -> None:
     async def scenario(rig: RouterRig) -> None:
         await join(rig)
         gate = asyncio.Event()
@@ -90,11 +90,12 @@ def test_a_replica_that_is_removed_finishes_and_leaves_nothing() -> None:
         fleet = await rig.fleet()
         assert [(name, state["leaving"]) for name, state in fleet.items()] == [("r0", False), ("r1", True)]
         assert (await rig.admin("/drain/r1", "POST")).status == 404
-        probes = len(rig.replicas[1].probes)
         gate.set()
         assert await stream.chunk() == DONE_EVENT and await stream.chunk() == b""
         await until(lambda: in_fleet(rig) == ["r0"])
         await until(lambda: rig.replicas[1].open_connections == 0)
+        probes, rounds = len(rig.replicas[1].probes), len(rig.replicas[0].probes)
+        await until(lambda: len(rig.replicas[0].probes) > rounds + 6)
         page = await metrics(rig)
         assert "r1" not in page and 'replica="r0"' in page
         assert len(rig.replicas[1].probes) == probes

@@ -117,6 +117,38 @@ def test_B091_who_waits_on_a_replica_that_falls_silent_is_served_by_another() ->
     with_router(scenario, replicas=2, timeouts={"idle_s": 1.5}, health={**QUICK_HEALTH, "timeout_s": 0.1})
 
 
+def test_B091_a_frozen_replica_that_is_removed_keeps_nobody_waiting() -> None:
+    """Removed before anybody noticed that it is frozen: waiting requests move, streams end with an error."""
+
+    async def scenario(rig: RouterRig) -> None:
+        frozen, well = rig.replicas
+        frozen.default = lambda request: (
+            [Send(STREAM_HEAD + chunk(delta("a"))), Hang()] if b"stream" in request.body else [Hang()]
+        )
+        waiting = [asyncio.create_task(rig.ask(CHAT)) for _ in range(10)]
+        stream = await rig.client()
+        await stream.post(CHAT_STREAM)
+        await stream.head()
+        await until(lambda: frozen.answering == 11)
+        frozen.probe = [Hang()]
+        await rig.reload(rig.entry(1))
+        assert {answer.status for answer in await asyncio.gather(*waiting)} == {200}
+        assert len(well.requests) == 10
+        assert await stream.chunk() == delta("a")
+        last = await stream.chunk()
+        assert last is not None and b'"code":"replica_broken"' in last
+        assert await stream.chunk() is None
+        await until(lambda: [one.name for one in rig.router.fleet.replicas] == ["r1"])
+
+    with_router(
+        scenario,
+        replicas=2,
+        known=1,
+        timeouts={"client_header_s": 0.2},
+        health={**QUICK_HEALTH, "timeout_s": 0.1},
+    )
+
+
 def test_B091_nobody_is_cut_where_nobody_else_could_serve() -> None:
     """The only replica is silent for a while and comes back: its requests are answered after all."""
 
