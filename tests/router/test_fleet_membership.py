@@ -164,6 +164,17 @@ def test_arrivals_and_utilization_are_shared_by_those_that_get_work() -> None:
     assert figures(ejected)[0] == figures(alone)[0] / 2
 
 
+def test_in_a_large_fleet_nobody_who_has_left_is_drawn() -> None:
+    fleet = make_fleet(60, "predicted_finish")
+    for replica in range(0, 60, 2):
+        fleet.replica_removed(replica, 0.0)
+    assert len(fleet.forget_departed()) == 30
+    for number in range(60, 70):
+        fleet.probe_succeeded(fleet.replica_added(spec(number)).index, 0.0)
+    flights = [send(fleet, prompt(k)) for k in range(300)]
+    assert {flight.replica.name for flight in flights} == {replica.name for replica in fleet.replicas}
+
+
 def test_what_is_said_of_a_replica_can_change() -> None:
     fleet = make_fleet(2)
     running = send(fleet, prompt(1))

@@ -8,7 +8,7 @@ import pytest
 
 from router.admin_client import KEY_VARIABLE, ask_admin
 from router.config import ConfigError, RouterConfig, parse_config
-from tests.fakes.fake_replica import Hang
+from tests.fakes.fake_replica import Hang, Send, head
 from tests.fakes.proxy_rig import CHAT, Rig, until, with_rig
 from tests.fakes.raw_client import RawAnswer
 from tests.fakes.router_rig import RouterRig, with_router
@@ -159,6 +159,17 @@ def test_B086_each_replica_gets_its_own_key_in_requests_and_probes() -> None:
                 assert request.field("authorization") == f"Bearer {key}"
 
     with_router(scenario, replicas=3)
+
+
+def test_probes_follow_no_redirect_with_a_replicas_key() -> None:
+    async def scenario(rig: RouterRig) -> None:
+        elsewhere = f"{rig.replicas[1].url}/health"
+        rig.replicas[0].probe = [Send(head(302, "Found", location=elsewhere, content_length="0"))]
+        await rig.reload(rig.entry(0, api_key="sk-r0"))
+        await rig.until_health("r0", "ejected")
+        assert all(probe.field("authorization") is None for probe in rig.replicas[1].probes)
+
+    with_router(scenario, replicas=2)
 
 
 def test_a_clients_key_goes_only_where_there_is_no_other() -> None:

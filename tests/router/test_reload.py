@@ -16,12 +16,14 @@ from tests.fakes.fake_replica import (
     DONE_EVENT,
     LAST_CHUNK,
     STREAM_HEAD,
+    Close,
     FakeReplica,
     Hang,
     Send,
     Wait,
     chunk,
     delta,
+    head,
     healthy,
     sized,
 )
@@ -30,7 +32,7 @@ from tests.fakes.raw_client import RawAnswer
 from tests.fakes.router_process import router_process
 from tests.fakes.router_rig import RouterRig, with_router
 
-QUICK_SWEEP = {"client_header_s": 0.2}
+QUICK_SWEEP = {"client_header_s": 0.2, "replica_keepalive_s": 60.0}
 CERTIFICATE = Path(__file__).parent.parent / "fakes" / "tls" / "cert.pem"
 
 
@@ -99,6 +101,30 @@ def test_B031_B091_a_replica_that_is_removed_finishes_and_leaves_nothing() -> No
         page = await metrics(rig)
         assert "r1" not in page and 'replica="r0"' in page
         assert len(rig.replicas[1].probes) == probes
+
+    run(scenario)
+
+
+def test_an_answer_kept_from_a_replica_that_has_left_is_passed_on() -> None:
+    """r1 refuses, r0 is tried, r1 is removed and forgotten; then r0 fails: r1's refusal is all there is."""
+
+    async def scenario(rig: RouterRig) -> None:
+        await join(rig)
+        assert (await rig.ask()).field("x-warmroute-replica") == "r0"  # the next is r1's
+        first, then = asyncio.Event(), asyncio.Event()
+        refusal = head(503, "Full", content_length="4")
+        rig.replicas[1].default = [Send(refusal + b"no"), Wait(then), Send(b"ne")]
+        rig.replicas[0].default = [Wait(first), Close()]
+        client = await rig.client()
+        await client.post(CHAT)
+        await until(lambda: len(rig.replicas[0].requests) == 2)
+        await rig.reload(rig.entry(0))
+        await until(lambda: in_fleet(rig) == ["r0"])
+        first.set()
+        then.set()
+        answer = await client.answer()
+        assert (answer.status, answer.body, answer.whole) == (503, b"none", True)
+        await until(lambda: rig.replicas[1].open_connections == 0)
 
     run(scenario)
 
