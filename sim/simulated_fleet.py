@@ -250,6 +250,7 @@ class SimulatedFleet:
             wanted.prompt_tokens,
             1 if self._decode is not None else wanted.output_tokens,
             block_size=self._block_tokens,
+            output_block_ids=wanted.output_block_ids,
             parameters=request,
         )
         if self._delay_s:

@@ -35,10 +35,11 @@ class PrefixSet:
         self._texts: list[bytes] = []
         self._numbers: list[int] = []
 
-    def add(self, text: bytes, number: int) -> tuple[int, int | None]:
+    def add(self, text: bytes, number: int, stored: bytes | None = None) -> tuple[int, int | None]:
         """(bytes in common with the most similar earlier text, its number), and keep ``text`` as ``number``.
 
-        Of equally similar ones it is the one before in order. Cost: ``log n`` comparisons and an insertion.
+        ``stored`` is kept instead, if given: the text and what was answered. Of equally similar texts it is
+        the one before in order. Cost: ``log n`` comparisons and an insertion.
 
         >>> known = PrefixSet()
         >>> known.add(b"abc", 0), known.add(b"abd", 1), known.add(b"xyz", 2), known.add(b"abcq", 3)
@@ -51,6 +52,8 @@ class PrefixSet:
                 common = common_prefix(text, self._texts[place])
                 if best[1] is None or common > best[0]:
                     best = (common, self._numbers[place])
+        if stored is not None:
+            text, at = stored, bisect_left(self._texts, stored)
         self._texts.insert(at, text)
         self._numbers.insert(at, number)
         return best

@@ -53,6 +53,8 @@ class PromptDoc:
     segments: tuple[Segment, ...]
     gap: tuple[int, int] = (0, 0)
     """(start, bytes) of text that stands here but is not the request's own: it was dropped by the caller."""
+    answer_bytes: float | None = None
+    """How long the answer was, in text; ``None``: not told."""
 
     @property
     def name_space(self) -> bytes:

@@ -144,7 +144,9 @@ def _token_reach(sample: Sample, order: Sequence[int]) -> list[int]:
         for number in order:
             words = sample.words[number]
             space = b"" if words.doc is None else words.doc.name_space
-            common, _ = known.setdefault(space, PrefixSet()).add(token_bytes(words.token_ids or ()), number)
+            ids = words.token_ids or ()
+            stored = token_bytes(ids + words.reply_ids)
+            common, _ = known.setdefault(space, PrefixSet()).add(token_bytes(ids), number, stored)
             found.append(common // TOKEN_BYTES)
         return found
     seen: set[int] = set()

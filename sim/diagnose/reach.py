@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from sim.diagnose.prefix_set import PrefixSet
 from sim.diagnose.prompt_doc import PromptDoc
+from sim.diagnose.replies import replies
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +21,15 @@ class Reach:
 
 
 def reaches(docs: Sequence[PromptDoc]) -> list[Reach]:
-    """Per prompt; ``docs`` are in order of arrival, and numbered so.
+    """Per prompt; ``docs`` are in order of arrival, and numbered so. What was answered is kept, too.
 
     Cost: ``log n`` comparisons of memory per prompt; all texts are held at once.
     """
     known: dict[bytes, PrefixSet] = {}
     made = []
-    for number, doc in enumerate(docs):
-        common, earlier = known.setdefault(doc.name_space, PrefixSet()).add(doc.text, number)
+    for number, (doc, reply) in enumerate(zip(docs, replies(docs), strict=True)):
+        text = doc.text
+        stored = text if reply is None else text + reply.text
+        common, earlier = known.setdefault(doc.name_space, PrefixSet()).add(text, number, stored)
         made.append(Reach(doc.own_prefix(common), common, earlier if common else None))
     return made

@@ -11,7 +11,7 @@ from sim.reuse_distance import reuse_distances
 from sim.simulate import Progress, run_once
 from sim.simulation_settings import SimulationSettings
 from sim.workload.arrivals import plan_arrivals
-from sim.workload.trace import Trace
+from sim.workload.trace import Trace, TraceRequest
 
 Value = TypeVar("Value")
 
@@ -91,13 +91,18 @@ def _ideal(trace: Trace, order: Sequence[int]) -> tuple[int, ...]:
     requests = trace.requests
     return _in_order(
         order,
-        lambda some: [cache.arrived(requests[k].block_ids, requests[k].prompt_tokens) for k in some],
+        lambda some: [cache.arrived(_stored(requests[k]), requests[k].prompt_tokens) for k in some],
     )
 
 
 def _distances(trace: Trace, some: Sequence[int]) -> list[tuple[int, ...]]:
-    prompts = [(trace.requests[k].block_ids, trace.requests[k].prompt_tokens) for k in some]
+    prompts = [(_stored(trace.requests[k]), trace.requests[k].prompt_tokens) for k in some]
     return list(reuse_distances(prompts, trace.block_tokens))
+
+
+def _stored(request: TraceRequest) -> tuple[int, ...]:
+    """The blocks of a prompt and of its answer: only the first may be hits, all stay in a cache."""
+    return request.block_ids + request.output_block_ids
 
 
 def _held(distances: Sequence[tuple[int, ...]], block_tokens: int, capacity_tokens: float) -> tuple[int, ...]:

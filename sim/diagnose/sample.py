@@ -5,7 +5,7 @@ those of the log's own ``prompt_tokens``, else a quarter.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from replica.contract.block_hash import TOKEN_BYTES, token_bytes
 from router.config import ModelConfig
 from sim.diagnose.exact_prompts import with_token_ids
 from sim.diagnose.prompt_doc import PromptDoc, prompt_doc
+from sim.diagnose.replies import replies
 from sim.diagnose.request_log import LoggedRequest, is_request_log, read_request_log
 from sim.workload.sources import open_text_or_trace
 from sim.workload.text_sessions import CHARACTERS_PER_TOKEN
@@ -32,6 +33,9 @@ class Words:
     doc: PromptDoc | None
     token_ids: tuple[int, ...] | None
     row: LoggedRequest | None
+    reply: bytes = b""
+    """What was answered, where the next turn tells it."""
+    reply_ids: tuple[int, ...] = ()
 
     @property
     def app(self) -> str | None:
@@ -125,12 +129,14 @@ def sample_of_log(name: str, rows: Sequence[LoggedRequest], block_tokens: int | 
             first.setdefault(row.session, number)
         rows = sorted(rows, key=lambda row: first[row.session])
     words = tuple(Words(prompt_doc(row.body) if row.body else None, row.token_ids, row) for row in rows)
+    words = _with_replies(words)
     size, prompts, lengths = _prompts(name, words, block_tokens)
     requests = tuple(
         TraceRequest(
-            tokens,
-            max(1, DEFAULT_OUTPUT_TOKENS if row.output_tokens is None else row.output_tokens),
-            ids,
+            blocks.tokens,
+            blocks.reply_tokens or row.output_tokens or DEFAULT_OUTPUT_TOKENS,
+            blocks.ids[: blocks.tokens // size],
+            output_block_ids=blocks.ids[blocks.tokens // size :],
             timestamp_ms=None
             if in_sessions
             else 1e3 * row.time_s
@@ -138,15 +144,56 @@ def sample_of_log(name: str, rows: Sequence[LoggedRequest], block_tokens: int | 
             else number * UNTIMED_GAP_MS,
             session=row.session if in_sessions else None,
         )
-        for number, (row, (tokens, ids)) in enumerate(zip(rows, prompts, strict=True))
+        for number, (row, blocks) in enumerate(zip(rows, prompts, strict=True))
     )
     return Sample(Trace(name, size, requests), words, timed, lengths)
 
 
-def _prompts(
-    name: str, words: Sequence[Words], block_tokens: int | None
-) -> tuple[int, list[tuple[int, tuple[int, ...]]], str]:
-    """(tokens in a block, (prompt tokens, block ids) per request, how the lengths are known)."""
+def _with_replies(words: tuple[Words, ...]) -> tuple[Words, ...]:
+    """The same with what was answered, where all have words and a later turn tells."""
+    ratio, _ = _bytes_per_token(words)
+    docs = [
+        replace(one.doc, answer_bytes=one.row.output_tokens * ratio)
+        if one.row is not None and one.row.output_tokens is not None
+        else one.doc
+        for one in words
+        if one.doc is not None
+    ]
+    if len(docs) < len(words):
+        return words
+    made = []
+    for one, doc, reply in zip(words, docs, replies(docs), strict=True):
+        one = replace(one, doc=doc)
+        if reply is not None:
+            ids = _reply_ids(one, words[reply.later], len(reply.text) / len(docs[reply.later].text))
+            one = replace(one, reply=reply.text, reply_ids=ids)
+        made.append(one)
+    return tuple(made)
+
+
+def _reply_ids(one: Words, later: Words, share: float) -> tuple[int, ...]:
+    """The answer's token ids, if ``later``'s go on from this prompt's; it is that share of the later text."""
+    if one.token_ids is None or later.token_ids is None:
+        return ()
+    start = len(one.token_ids)
+    if later.token_ids[:start] != one.token_ids:
+        return ()  # the template writes a prompt otherwise once it is answered
+    told = None if one.row is None else one.row.output_tokens
+    return later.token_ids[start : start + (told or round(share * len(later.token_ids)))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """One prompt, and behind it the answer, in blocks."""
+
+    tokens: int
+    ids: tuple[int, ...]
+    """Of the full blocks of both."""
+    reply_tokens: int = 0
+
+
+def _prompts(name: str, words: Sequence[Words], block_tokens: int | None) -> tuple[int, list[_Blocks], str]:
+    """(tokens in a block, blocks of every request, how the lengths are known)."""
     if all(one.token_ids is not None for one in words):
         size = block_tokens or DEFAULT_BLOCK_TOKENS
         return size, [_token_blocks(one, size) for one in words], "counted in token ids"
@@ -178,16 +225,19 @@ def _bytes_per_token(words: Iterable[Words]) -> tuple[float, str]:
     return ratio, f"estimated, {ratio:.2f} bytes a token as the log's prompt_tokens have it"
 
 
-def _token_blocks(one: Words, size: int) -> tuple[int, tuple[int, ...]]:
+def _token_blocks(one: Words, size: int) -> _Blocks:
     assert one.token_ids is not None
-    return len(one.token_ids), _chain(one, token_bytes(one.token_ids), size * TOKEN_BYTES)
+    ids = one.token_ids + one.reply_ids
+    return _Blocks(len(one.token_ids), _chain(one, token_bytes(ids), size * TOKEN_BYTES), len(one.reply_ids))
 
 
-def _text_blocks(one: Words, width: int, size: int) -> tuple[int, tuple[int, ...]]:
+def _text_blocks(one: Words, width: int, size: int) -> _Blocks:
     """``width`` bytes are a block of ``size`` tokens."""
     assert one.doc is not None
     text = one.doc.text
-    return max(1, len(text) * size // width), _chain(one, text, width)
+    stored = text + one.reply
+    tokens = max(1, len(text) * size // width)
+    return _Blocks(tokens, _chain(one, stored, width), max(0, len(stored) * size // width - tokens))
 
 
 def _chain(one: Words, data: bytes, width: int) -> tuple[int, ...]:
@@ -200,7 +250,7 @@ def _chain(one: Words, data: bytes, width: int) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _key_blocks(row: LoggedRequest, size: int) -> tuple[int, tuple[int, ...]]:
+def _key_blocks(row: LoggedRequest, size: int) -> _Blocks:
     assert row.block_keys is not None and row.prompt_tokens is not None
     full = row.prompt_tokens // size
-    return row.prompt_tokens, tuple(key & ((1 << 64) - 1) for key in row.block_keys[:full])
+    return _Blocks(row.prompt_tokens, tuple(key & ((1 << 64) - 1) for key in row.block_keys[:full]))

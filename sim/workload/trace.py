@@ -24,6 +24,9 @@ class TraceRequest:
     """Turns of one session follow one another: each starts after the answer to the one before."""
     think_ms: float | None = None
     """Pause between the answer before and this turn, where the trace tells it."""
+    output_block_ids: tuple[int, ...] = ()
+    """Of the block in which the prompt ends and those after it, once the answer has filled them; empty where
+    nothing tells what was answered: then no later prompt can hit these."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,6 +179,46 @@ def test_conversations_of_a_log_are_replayed_turn_by_turn() -> None:
     assert diagnosed(sample, 100_000).account.cached_tokens > 0
 
 
+def conversation(turns: int, **told: Any) -> list[LoggedRequest]:
+    """One conversation: questions of 400 characters, answers of 800."""
+    said: list[dict[str, str]] = []
+    rows = []
+    for turn in range(turns):
+        said.append({"role": "user", "content": f"{turn} " + "ask " * 100})
+        rows.append(LoggedRequest(turn + 1, session="c", body={"messages": list(said)}, **told))
+        said.append({"role": "assistant", "content": f"{turn} " + "answer! " * 100})
+    return rows
+
+
+def test_answers_are_cached_like_prompts() -> None:
+    """Each turn adds about 100 + 200 tokens, of which only the question is new."""
+    diagnosis = diagnosed(sample_of_log("log", conversation(5)), 100_000)
+    new = diagnosis.account.prompt_tokens - diagnosis.ideal_tokens
+    assert new == pytest.approx(5 * 103, abs=5 * 16)
+    assert diagnosis.account.cached_tokens == diagnosis.ideal_tokens, "the simulated replicas keep them, too"
+
+
+def test_answers_whose_reasoning_is_dropped_are_not_reused() -> None:
+    diagnosis = diagnosed(sample_of_log("log", conversation(5, output_tokens=900)), 100_000)
+    new = diagnosis.account.prompt_tokens - diagnosis.ideal_tokens
+    assert new == pytest.approx(5 * 103 + 4 * 203, abs=5 * 16)
+
+
+def test_answers_token_by_token_where_the_next_turn_goes_on_from_the_prompt() -> None:
+    rows = []
+    for row in conversation(4):
+        assert row.body is not None
+        text = prompt_doc(row.body).text
+        rows.append(replace(row, token_ids=tuple(text), prompt_tokens=len(text)))
+    new = [len(rows[0].token_ids or ())]  # then what is left of a block, and the question with its label
+    diagnosis = diagnosed(sample_of_log("log", rows), 100_000)
+    assert diagnosis.account.prompt_tokens - diagnosis.ideal_tokens <= new[0] + 3 * (408 + 16)
+    again = [
+        replace(row, token_ids=(7 + row.line, *(row.token_ids or ())), prompt_tokens=None) for row in rows
+    ]
+    assert diagnosed(sample_of_log("log", again), 100_000).ideal_tokens == 0
+
+
 def test_measured_tokens_are_put_in_proportion_where_lengths_are_estimates() -> None:
     body = {"messages": [{"role": "user", "content": "x" * 391}]}  # with its label 397 bytes
     rows = [LoggedRequest(1, body=body, prompt_tokens=1000, cached_tokens=500), LoggedRequest(2, body=body)]

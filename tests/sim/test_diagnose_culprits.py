@@ -35,34 +35,39 @@ def worst(diagnosis: Diagnosis) -> Finding:
     return findings(diagnosis)[0]
 
 
-def date_on_top(number: int) -> str:
-    return f"You are an agent.\nToday is 2026-11-29 10:{number // 60:02}:{number % 60:02}.\n{system_prompt()}"
+def date(number: int) -> str:
+    return f"2026-11-29 10:{number // 60:02}:{number % 60:02}"
 
 
-def uuid_in_a_sentence(number: int) -> str:
-    return (
-        f"You are an agent. Trace {uuid.UUID(int=random.Random(number).getrandbits(128))}. {system_prompt()}"
-    )
+def trace_id(number: int) -> str:
+    return str(uuid.UUID(int=random.Random(number).getrandbits(128)))
 
 
-def name_on_top(number: int) -> str:
+def name(number: int) -> str:
     who = ("Ann", "Bob", "Carol", "Dan", "Eve", "Frank", "Grace", "Heidi", "Ivan", "Judy")[number % 10]
-    return f"You are an agent.\nYou talk to {who} {'abcdefgh'[number // 10]}.\nRules:\n{system_prompt()}"
+    return f"You talk to {who} {'abcdefgh'[number // 10]}.\n"
 
 
 @pytest.mark.parametrize(
-    ("system", "title"),
+    ("system", "changing", "title"),
     [
-        (date_on_top, "a date or time in message 0 (system)"),
-        (uuid_in_a_sentence, "a UUID in message 0 (system)"),
-        (name_on_top, "a line that changes in message 0 (system)"),
+        ("You are an agent.\nToday is {}.\nRules:\n", date, "a date or time in message 0 (system)"),
+        ("You are an agent. Trace {}. Rules: ", trace_id, "a UUID in message 0 (system)"),
+        ("You are an agent.\n{}Rules:\n", name, "a line that changes in message 0 (system)"),
     ],
 )
 def test_what_changes_in_a_system_prompt_is_found_and_priced(
-    tmp_path: Path, system: Callable[[int], str], title: str
+    tmp_path: Path, system: str, changing: Callable[[int], str], title: str
 ) -> None:
-    faulty = diagnosed(tmp_path, chats(system=system))
-    mended = diagnosed(tmp_path, chats(system=lambda number: system(0)))
+    def value_last(number: int, body: Body) -> Body:
+        return body | {"messages": [*body["messages"], {"role": "user", "content": changing(number)}]}
+
+    faulty = diagnosed(
+        tmp_path, chats(system=lambda number: system.format(changing(number)) + system_prompt())
+    )
+    mended = diagnosed(
+        tmp_path, chats(system=lambda number: system.format("") + system_prompt(), body=value_last)
+    )
     found = worst(faulty)
     assert found.cause is Cause.CHANGING_TEXT
     assert found.title.startswith(title)
