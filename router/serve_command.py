@@ -36,12 +36,14 @@ def run(args: argparse.Namespace) -> int:
     except ConfigError as error:
         print(f"warmroute serve: {error}", file=sys.stderr)
         return 2
-    if args.check:
-        print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), end="")
-        return 0
+    from router.proxy.assembly import Router
     from router.proxy.assembly import run as run_router
 
     try:
+        if args.check:
+            Router(config)  # reads every file that the config names
+            print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), end="")
+            return 0
         return run_router(config, None if args.config is None else lambda: effective_config(args))
     except ConfigError as error:  # a file it names, or a package it needs
         print(f"warmroute serve: {error}", file=sys.stderr)

@@ -129,8 +129,10 @@ def test_what_is_wrong_with_the_files_is_said_at_the_start(
     assert says in str(caught.value)
     path = tmp_path / "router.yaml"
     path.write_text(str(keys | {"tls": tls}))
-    assert main(["serve", str(path)]) == 2
-    assert says in capsys.readouterr().err
+    for command in (["serve", str(path)], ["serve", str(path), "--check"]):
+        assert main(command) == 2
+        shown = capsys.readouterr()
+        assert says in shown.err and not shown.out
 
 
 # --- replicas -------------------------------------------------------------------------------------
