@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from router.config_values import SECRET_KEYS, Address, Secret, Secrets, Section
+from router.config_values import SECRET_KEYS, Address, Secret, Secrets, Section, masked_url
 from router.cost_config import CostConfig
 from router.replica_config import ReplicaConfig
+from router.state_config import StateConfig
 from router.yaml_file import YamlError, line_of, read_yaml
 
 
@@ -62,12 +63,6 @@ ControlField = Literal[
     "routed_dp_rank",
 ]
 """The same as ``routing.control_fields.CONTROL_FIELDS``."""
-
-
-class StateConfig(Section):
-    """Where several routers share what they know."""
-
-    kind: Literal["memory"] = "memory"
 
 
 class SloConfig(Section):
@@ -287,6 +282,8 @@ def _key_names(section: Any) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        value = masked_url(value)
     return f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
 
 

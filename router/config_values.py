@@ -7,10 +7,11 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationInfo, field_validator
 
-SECRET_KEYS = frozenset({"api_key", "keys"})
+SECRET_KEYS = frozenset({"api_key", "keys", "password"})
 """What stands under these keys is never shown, however wrong it is."""
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
+_CREDENTIALS = re.compile(r"//.*@")
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
@@ -77,6 +78,15 @@ def _in_file(path: str) -> str:
         raise ValueError(f"the file {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ValueError(f"the file {path} is not ASCII") from None
+
+
+def masked_url(value: str) -> str:
+    """``value`` without the credentials, if it is a URL that has some.
+
+    >>> masked_url("redis://me:secret@10.0.0.1:6379/0")
+    'redis://**********@10.0.0.1:6379/0'
+    """
+    return _CREDENTIALS.sub("//**********@", value)
 
 
 def _one_or_several(value: Any) -> Any:

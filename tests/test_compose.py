@@ -15,7 +15,7 @@ from router.config import RouterConfig, load_config
 ROOT = Path(__file__).resolve().parents[1]
 ROUTERS = ("router-1", "router-2")
 REPLICAS = ("replica-1", "replica-2", "replica-3")
-ROUTER_CONFIGS = sorted(path for path in (ROOT / "configs").rglob("router*.yaml"))
+ROUTER_CONFIGS = [*sorted((ROOT / "configs").rglob("router*.yaml")), ROOT / "configs/fleet.yaml"]
 REPLICA_CONFIGS = sorted(path for path in (ROOT / "configs").rglob("replica*.yaml"))
 
 
@@ -106,6 +106,13 @@ def test_routers_name_the_replica_services_on_the_replicas_port(services: dict[s
         assert services[name]["build"]["dockerfile"] == "configs/docker/router.Dockerfile"
     # Two routers of one fleet must call the replicas by the same names.
     assert _router_config(services, "router-1").replicas == _router_config(services, "router-2").replicas
+
+
+def test_routers_share_their_state_in_the_redis_service(services: dict[str, dict[str, Any]]) -> None:
+    for name in ROUTERS:
+        state = _router_config(services, name).state
+        assert state.kind == "redis" and state.url == "redis://redis:6379"
+        assert "redis" in services[name]["depends_on"]
 
 
 def _replica_port(services: dict[str, dict[str, Any]], name: str) -> int:

@@ -4,8 +4,6 @@ A payload is ``[timestamp, [event, ...], data_parallel_rank]``. As a map an even
 ``{"type": "BlockStored", "block_hashes": ..., ...}``; as an array it is the same fields in order, the type
 first. Reading takes both, and skips events and fields it does not know: a newer engine must not silence an
 older router.
-
-Needs ``msgspec`` (extra ``[replica]``), which is why the values live apart, in ``kv_events``.
 """
 
 from collections.abc import Iterable, Mapping

@@ -15,10 +15,12 @@ from router.proxy.explanation import NO_PROMPT, explanation
 from router.proxy.exposition import metrics_page
 from router.proxy.key_ring import admin_keys
 from router.proxy.prompt_reader import PromptReader
+from router.proxy.state_report import state_fields
 from router.routing.decision import NoReplica
 from router.routing.fleet import Fleet
 from router.routing.prompt_blocks import read_prompt
 from router.routing.replica_state import ReplicaState
+from router.state.shared_state import StateReport
 
 BODY_BYTES = 64 * 1024 * 1024
 
@@ -32,6 +34,7 @@ class Admin:
         config: RouterConfig,
         counters: Counters,
         reload: Callable[[], Awaitable[RouterConfig]],
+        state: Callable[[], StateReport],
         *,
         prompt_reader: PromptReader | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -41,6 +44,7 @@ class Admin:
         self.apply(config)
         self._counters = counters
         self._reload = reload
+        self._state = state
         self._clock = clock
         self._runner: web.AppRunner | None = None
         self.address = ""
@@ -102,13 +106,14 @@ class Admin:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(
-            body=metrics_page(self._fleet, self._counters),
+            body=metrics_page(self._fleet, self._counters, self._state()),
             headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"},
         )
 
     async def _fleet_state(self, request: web.Request) -> web.Response:
         state = fleet_state(self._fleet, self._counters, self._clock())
-        return _json({"config": {"version": 1 + self._counters.reloads, "hash": self._hash}} | state)
+        config = {"version": 1 + self._counters.reloads, "hash": self._hash}
+        return _json({"config": config} | state | {"state": state_fields(self._state())})
 
     async def _effective_config(self, request: web.Request) -> web.Response:
         return _json(self.config.model_dump(mode="json"))  # secrets are masked by their type
@@ -196,7 +201,7 @@ def _replica_state(fleet: Fleet, replica: ReplicaState, now: float) -> dict[str,
         "leaving": replica.leaving,
         "usable": replica.usable,
         "requests": replica.requests,
-        "held": len(replica.held),
+        "held": replica.held.own,
         "queued": replica.ledger.queued,
         "decoding": replica.ledger.decoding,
         "wait_ms": replica.ledger.backlog_s(now) * 1_000.0,

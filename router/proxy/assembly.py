@@ -22,6 +22,7 @@ from router.proxy.replica_access import replica_accesses
 from router.proxy.tls import PublicTls, server_context
 from router.replica_config import ReplicaConfig
 from router.routing.replica_state import ReplicaState
+from router.state.shared_state import Callbacks, make_state
 
 log = logging.getLogger("warmroute")
 
@@ -45,13 +46,24 @@ class Router:
         self.data_plane = DataPlane(self.fleet, config, self.counters, prompt_reader=self.prompt_reader)
         self.prober = Prober(self.fleet, config)
         self.data_plane.service.replica_left = self.prober.unwatch
-        self.admin = Admin(self.fleet, config, self.counters, self.reload, prompt_reader=self.prompt_reader)
+        self.state = make_state(
+            config, self.fleet, Callbacks(self.data_plane.service.send_released, self.prober.probe_now)
+        )
+        self.admin = Admin(
+            self.fleet,
+            config,
+            self.counters,
+            self.reload,
+            self.state.report,
+            prompt_reader=self.prompt_reader,
+        )
 
     async def start(self) -> None:
         """Probe once, then listen; replicas that are down join when they come up."""
         await self.admin.start()
         await self.prober.start()
         await self.kv_events.start()  # the prober has asked for block sizes by now
+        await self.state.start()
         await self.data_plane.start(None if self._tls is None else self._tls.context)
         self._started.set()
         usable = sum(replica.usable for replica in self.fleet.replicas)
@@ -73,6 +85,7 @@ class Router:
         if self.config.shutdown_delay_s:
             await asyncio.sleep(self.config.shutdown_delay_s)
         await self.data_plane.stop(self.config.shutdown_timeout_s)
+        await self.state.stop()
         await self.kv_events.stop()
         await self.prober.stop()
         await self.admin.stop()

@@ -9,15 +9,18 @@ from prometheus_client.registry import Collector
 
 from router.proxy.cache_report import cache_metrics
 from router.proxy.counters import Counters, Histogram
+from router.proxy.state_report import state_metrics
 from router.routing.fleet import Fleet
 from router.routing.health import HealthState
+from router.state.shared_state import StateReport
 
 
 class RouterCollector(Collector):
     """Reads the router's state at scrape time. Labels are replica names, reasons and codes: bounded."""
 
-    def __init__(self, fleet: Fleet, counters: Counters) -> None:
+    def __init__(self, fleet: Fleet, counters: Counters, state: StateReport) -> None:
         self._fleet = fleet
+        self._state = state
         self._counters = counters
 
     def collect(self) -> Iterator[Metric]:
@@ -25,6 +28,7 @@ class RouterCollector(Collector):
         yield from self._traffic()
         yield from self._replicas()
         yield from cache_metrics(self._fleet, self._counters)
+        yield from state_metrics(self._state)
 
     def _traffic(self) -> Iterator[Metric]:
         counters, fleet = self._counters, self._fleet
@@ -104,7 +108,7 @@ class RouterCollector(Collector):
             for name, value in (
                 ("up", float(replica.usable)),
                 ("ejected", float(replica.health.state is HealthState.EJECTED)),
-                ("held", len(replica.held)),
+                ("held", replica.held.own),
                 ("queued", replica.ledger.queued),
                 ("decoding", replica.ledger.decoding),
                 ("wait_seconds", replica.ledger.queued_prefill_s),
@@ -125,8 +129,8 @@ def _histogram(name: str, text: str, histogram: Histogram) -> HistogramMetricFam
     return HistogramMetricFamily(name, text, buckets=buckets, sum_value=histogram.total)
 
 
-def metrics_page(fleet: Fleet, counters: Counters) -> bytes:
+def metrics_page(fleet: Fleet, counters: Counters, state: StateReport) -> bytes:
     """The page's bytes."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(RouterCollector(fleet, counters))
+    registry.register(RouterCollector(fleet, counters, state))
     return generate_latest(registry)

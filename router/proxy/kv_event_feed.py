@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 def require_events_extra(config: RouterConfig) -> None:
     """Raise ``ConfigError`` if KV events are configured and what they need is not installed."""
     names = [replica.effective_name for replica in config.replicas if replica.kv_events is not None]
-    missing = [package for package in ("zmq", "msgspec") if importlib.util.find_spec(package) is None]
-    if names and missing:
+    if names and importlib.util.find_spec("zmq") is None:
         raise ConfigError(
-            f"replicas.kv_events ({', '.join(names)}): not installed: {', '.join(missing)}; "
+            f"replicas.kv_events ({', '.join(names)}): pyzmq is not installed; "
             "run `pip install 'warmroute[events]'` or remove kv_events"
         )
 
@@ -47,7 +46,7 @@ class KvEventFeed:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises ``ConfigError`` when pyzmq or msgspec is needed and not installed."""
+        """Raises ``ConfigError`` when pyzmq is needed and not installed."""
         require_events_extra(config)
         self._fleet = fleet
         self._config = config

@@ -5,7 +5,7 @@ our replica send the same. PUB drops what a subscriber cannot take, so numbers a
 (``event_sequence``): what is missing is asked for at the replay endpoint, and where that fails everything
 the replica told is forgotten and learned anew. Nothing that comes over the wire ends the subscription.
 
-Needs ``pyzmq`` and ``msgspec`` (extra ``[events]``). One subscription is one publisher: of an engine with
+Needs ``pyzmq`` (extra ``[events]``). One subscription is one publisher: of an engine with
 data parallelism each rank publishes on a port of its own, and only one can be named here.
 """
 

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 
 import aiohttp
 import orjson
@@ -40,6 +40,8 @@ class Prober:
         self._cache_warnings = CacheWarnings(fleet)
         self._tasks: dict[ReplicaState, asyncio.Task[None]] = {}
         self._ended: set[asyncio.Task[None]] = set()
+        self._doubted: dict[str, asyncio.Event] = {}
+        """By replica name: set when it is to be probed at once."""
 
     async def start(self) -> None:
         """Begin probing; returns when each replica was asked once (at most the probe's time limit)."""
@@ -59,6 +61,7 @@ class Prober:
         if replica not in self._tasks:
             return
         self._cache_warnings.forget(replica)
+        self._doubted.pop(replica.name, None)
         task = self._tasks.pop(replica)
         del self._accesses[replica]
         task.cancel()
@@ -71,6 +74,12 @@ class Prober:
         for replica in self._accesses:
             if not replica.leaving:
                 self._accesses[replica] = accesses[replica.name]
+
+    def probe_now(self, name: str) -> None:
+        """Somebody doubts that the replica of that name is well."""
+        doubted = self._doubted.get(name)
+        if doubted is not None:
+            doubted.set()
 
     async def stop(self) -> None:
         """End all probes."""
@@ -88,6 +97,7 @@ class Prober:
     ) -> None:
         rounds = 0
         logged: HealthState | None = None
+        doubted = self._doubted.setdefault(replica.name, asyncio.Event())
         while True:
             failure = await self._probe(session, replica)
             well = failure is None
@@ -106,7 +116,10 @@ class Prober:
                     log.warning("replica %s is ejected: %s", replica.name, failure or "its requests failed")
                 else:
                     log.info("replica %s is %s", replica.name, after.value)
-            await asyncio.sleep(self._config.health.interval_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._config.health.interval_s):
+                    await doubted.wait()
+            doubted.clear()
 
     def _get(
         self, session: aiohttp.ClientSession, replica: ReplicaState, path: str

@@ -1,5 +1,7 @@
 """Learns what work costs on one replica from what it did: prefill speed, decode step, tokens per byte."""
 
+from typing import NamedTuple
+
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
 
 DEFAULT_PREFILL = PrefillCost(fixed_s=0.004, per_token_s=62.5e-6, attention_tokens=64_000.0)
@@ -15,6 +17,30 @@ PRIOR_OBSERVATIONS_S = 0.05
 SLOWEST, FASTEST = 10_000.0, 0.000_1
 
 
+class Learned(NamedTuple):
+    """What was learned, to be taken up again by another router or after a restart."""
+
+    busy_s: float
+    predicted_s: float
+    """By the prior, for what was done in ``busy_s``."""
+    prefills: int
+    decode_factor: float
+    decodes: int
+    prior_s: float
+    """What the prior says of 1,000 tokens: what was learned over one says nothing over another."""
+
+    def fits(self, prior_s: float) -> bool:
+        """It can be what was learned, over this prior."""
+        return (
+            0.99 * prior_s < self.prior_s < 1.01 * prior_s
+            and 0.0 < self.busy_s < float("inf")
+            and 0.0 < self.predicted_s < float("inf")
+            and FASTEST <= self.decode_factor <= SLOWEST
+            and self.prefills >= 0
+            and self.decodes >= 0
+        )
+
+
 class FleetSpeed:
     """What the replicas have in common: the factors one is taken to have until it shows its own."""
 
@@ -24,12 +50,15 @@ class FleetSpeed:
         "_next_news",
         "_predicted_s",
         "_seen",
+        "blind",
         "decode_factor",
         "prefill_factor",
     )
 
     def __init__(self) -> None:
         self._members: list[ReplicaCost] = []
+        self.blind = False
+        """Other routers send work that is not told of: how long a prefill takes says nothing meanwhile."""
         self.forget()
 
     def forget(self) -> None:
@@ -47,6 +76,30 @@ class FleetSpeed:
     def leave(self, cost: "ReplicaCost") -> None:
         """``cost`` follows no longer."""
         self._members.remove(cost)
+
+    @property
+    def learned(self) -> Learned:
+        """To be taken up again."""
+        return Learned(
+            self._busy_s, self._predicted_s, self._seen, self.decode_factor, self._seen, self._prior_s
+        )
+
+    @property
+    def _prior_s(self) -> float:
+        return sum(member.prior_s for member in self._members) / (len(self._members) or 1)
+
+    def resumed(self, learned: Learned) -> None:
+        """Take up what was learned elsewhere, if that was more."""
+        if learned.fits(self._prior_s) and learned.prefills > self._seen:
+            self._busy_s, self._predicted_s, self._seen = (
+                learned.busy_s,
+                learned.predicted_s,
+                learned.prefills,
+            )
+            self._next_news = self._seen
+            self.prefill_factor = _bounded(self._busy_s / self._predicted_s)
+            self.decode_factor = learned.decode_factor
+            self._tell()
 
     def prefilled(self, busy_s: float, predicted_s: float) -> None:
         """Some replica was busy for ``busy_s`` with what the prior puts at ``predicted_s``."""
@@ -164,6 +217,35 @@ class ReplicaCost:
         self._step_s = factor * self._decode.fixed_s
         self._per_sequence_s = factor * self._decode.per_sequence_s
 
+    @property
+    def learned(self) -> Learned:
+        """To be taken up again."""
+        return Learned(
+            self._busy_s,
+            self._predicted_s,
+            self.prefills_seen,
+            self._own_decode_factor,
+            self.steps_seen,
+            self.prior_s,
+        )
+
+    @property
+    def prior_s(self) -> float:
+        """What the prior says of 1,000 tokens."""
+        return self._prefill.seconds(1_000, 0)
+
+    def resumed(self, learned: Learned) -> None:
+        """Take up what was learned elsewhere, if that was more."""
+        if not learned.fits(self.prior_s) or learned.prefills <= self.prefills_seen:
+            return
+        self._busy_s, self._predicted_s = learned.busy_s, learned.predicted_s
+        self.prefills_seen, self.steps_seen = learned.prefills, learned.decodes
+        self._own_prefill_factor = _bounded(self._busy_s / self._predicted_s)
+        self._own_prefill_share = _own_share(self.prefills_seen)
+        self._own_decode_factor = learned.decode_factor
+        self._own_decode_share = _own_share(self.steps_seen)
+        self.refresh()
+
     def prefill_started(self, now: float) -> None:
         """A request was sent; the replica is busy from here if it was not."""
         if self._busy_since is None:
@@ -175,6 +257,8 @@ class ReplicaCost:
         if since is None:
             return
         self._busy_since = now if still_queued else None
+        if self._fleet.blind:
+            return
         self._new_busy_s += now - since
         self._new_predicted_s += self._prefill.seconds(new_tokens, position)
         self.prefills_seen += 1
@@ -240,6 +324,16 @@ class TokenRatio:
     def tokens_per_unit(self) -> float:
         """The present estimate."""
         return self._tokens / self._units
+
+    @property
+    def learned(self) -> tuple[float, float]:
+        """Tokens and units seen, to be taken up again."""
+        return self._tokens, self._units
+
+    def resumed(self, tokens: float, units: float) -> None:
+        """Take up what was learned elsewhere."""
+        if units > 0.0 and 0.005 < tokens / units < 20.0:
+            self._tokens, self._units = tokens, units
 
     def learn(self, prompt_tokens: int, units: int) -> None:
         """A prompt of ``units`` units turned out to have ``prompt_tokens`` tokens."""

@@ -24,6 +24,7 @@ from router.routing.hot_prefixes import HotPrefixes
 from router.routing.in_flight import InFlight, Usage
 from router.routing.journal import Journal
 from router.routing.ledger import UTILIZATION_REFRESH_S, Booking
+from router.routing.peer_events import Reply
 from router.routing.peers import Peers
 from router.routing.prompt_blocks import TEXT_LAYOUT, BlockLayout, Prompt
 from router.routing.replica_state import ReplicaSpec, ReplicaState
@@ -427,8 +428,11 @@ class Fleet:
         if flight.over:
             return
         was_queued = replica.over(flight.booking, flight.decision.matched_tokens, now, computed=True)
+        reply = None
+        if usage is not None and usage.output_tokens is not None:
+            reply = self._replied(flight, now, usage.output_tokens, sequences)
         if self.journal is not None:
-            self.journal.over(flight, computed=True)
+            self.journal.over(flight, computed=True, reply=reply)
         if was_queued:
             self._send_held(replica, now)
         self._request_succeeded(replica)
@@ -436,13 +440,6 @@ class Fleet:
             self.caches.computed(flight.expectation)
         if usage is None:
             return
-        if usage.output_tokens is not None:
-            self.traffic.replied(usage.output_tokens)
-            if flight.first_token_at is not None:
-                # Prefills beside it stalled this stream for about their share of the time. Policies divide
-                # a step by 1 - utilization, so what is learned must be the step without the stalls.
-                decoding_s = (now - flight.first_token_at) * (1.0 - replica.ledger.utilization(now))
-                replica.cost.decoded(decoding_s, usage.output_tokens - 1, sequences)
         if usage.prompt_tokens is not None and self._learn_ratio and flight.prompt.chains is None:
             self.token_ratio.learn(usage.prompt_tokens, flight.prompt.units)
         if usage.cached_tokens is not None and usage.prompt_tokens is not None:
@@ -453,6 +450,18 @@ class Fleet:
             )
             if lost and self.caches.cache_lost(replica.index, flight.prompt) and self.journal is not None:
                 self.journal.cache_lost(replica)
+
+    def _replied(self, flight: InFlight, now: float, output_tokens: int, sequences: int) -> Reply:
+        """Learn from a whole reply."""
+        decoding_s = 0.0
+        if flight.first_token_at is not None:
+            # Prefills beside it stalled this stream for about their share of the time. Policies divide
+            # a step by 1 - utilization, so what is learned must be the step without the stalls.
+            decoding_s = (now - flight.first_token_at) * (1.0 - flight.replica.ledger.utilization(now))
+        reply = Reply(output_tokens, decoding_s, sequences)
+        self.traffic.replied(output_tokens)
+        flight.replica.replied(reply)
+        return reply
 
     def _request_succeeded(self, replica: ReplicaState) -> None:
         if replica.health.state is not HealthState.HEALTHY:

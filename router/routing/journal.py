@@ -19,6 +19,7 @@ from router.routing.peer_events import (
     PromptStored,
     ReplicaDrained,
     ReplicaFailed,
+    Reply,
     WorkHeld,
     WorkOver,
     WorkSent,
@@ -49,14 +50,12 @@ class Journal:
         "wake",
     )
 
-    def __init__(self, router: str, exact: ExactIndex, wake: Callable[[], None] = lambda: None) -> None:
-        """``router``: this router's name among them all. ``exact`` knows how replicas name blocks.
-
-        ``wake`` is called when there is news again.
-        """
+    def __init__(self, router: str, exact: ExactIndex) -> None:
+        """``router``: this router's name among them all. ``exact`` knows how replicas name blocks."""
         self.router = router
         self._exact = exact
-        self.wake = wake
+        self.wake: Callable[[], None] = lambda: None
+        """Called when there is news again."""
         self.dropped = 0
         """Events that were never taken."""
         self._events: list[PeerEvent] = []
@@ -115,11 +114,11 @@ class Journal:
         self._decoding.add(flight.number)
         self._tell(FirstTokenCame(flight.number, seen))
 
-    def over(self, flight: InFlight, *, computed: bool) -> None:
+    def over(self, flight: InFlight, *, computed: bool, reply: Reply | None = None) -> None:
         """It ended."""
         self._outstanding.pop(flight.number, None)
         self._decoding.discard(flight.number)
-        self._tell(WorkOver(flight.number, computed))
+        self._tell(WorkOver(flight.number, computed, reply))
 
     def replica_failed(self, replica: ReplicaState) -> None:
         """The replica was ejected."""
@@ -162,12 +161,15 @@ class Journal:
 
     def discard(self) -> None:
         """Nobody can be told now. What should be known of prompts is kept, as far as there is room."""
-        self.dropped += len(self._events)
-        self.missed(self._events)
+        self.lost(self._events)
         self._events.clear()
 
-    def missed(self, events: Iterable[PeerEvent]) -> None:
-        """These may have reached nobody."""
+    def lost(self, events: Sequence[PeerEvent]) -> None:
+        """These were taken, and may have reached nobody."""
+        self.dropped += len(events)
+        self._keep_prompts(events)
+
+    def _keep_prompts(self, events: Iterable[PeerEvent]) -> None:
         self._missed.extend(
             PromptStored(event.replica, event.keys, event.naming)
             for event in events
@@ -184,7 +186,7 @@ class Journal:
             for replica in replicas
             if replica.drain_version
         ]
-        self.missed(self._events)
+        self._keep_prompts(self._events)
         self._events.clear()
         told += self._missed
         self._missed.clear()

@@ -46,11 +46,22 @@ class FirstTokenCame(msgspec.Struct, frozen=True, array_like=True, gc=False, tag
     seen: bool = True
 
 
+class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a finished request teaches of decoding."""
+
+    output_tokens: int
+    decoding_s: float
+    """After its first token, without the prefills beside it; 0 if that was not seen."""
+    sequences: int
+    """Requests that decoded on the replica at its end."""
+
+
 class WorkOver(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
     """The request is no longer sent, or no longer held. ``computed``: its blocks are there."""
 
     request: int
     computed: bool = True
+    reply: Reply | None = None
 
 
 class ReplicaFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):

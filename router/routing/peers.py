@@ -18,6 +18,7 @@ from router.routing.peer_events import (
     PromptStored,
     ReplicaDrained,
     ReplicaFailed,
+    Reply,
     WorkHeld,
     WorkOver,
     WorkSent,
@@ -132,7 +133,7 @@ class Peers:
                 self._first_token(router, event, now)
             case WorkOver():
                 self._unhold(router, event.request, computed=event.computed)
-                self._over(router, event.request, now, computed=event.computed)
+                self._over(router, event.request, now, computed=event.computed, reply=event.reply)
             case WorkHeld():
                 self._hold(router, event, now)
             case _:
@@ -156,10 +157,14 @@ class Peers:
         work = self._work.get(router, {}).get(event.request)
         if work is None or work.booking.state != Booking.QUEUED:
             return
+        if event.seen:
+            work.replica.progress_at = now
         work.replica.first_token(work.booking, work.matched_tokens, now, seen=event.seen)
         self._touched[work.replica.index] = work.replica
 
-    def _over(self, router: str, number: int, now: float, *, computed: bool) -> None:
+    def _over(
+        self, router: str, number: int, now: float, *, computed: bool, reply: Reply | None = None
+    ) -> None:
         work = self._work.get(router, {}).pop(number, None)
         if work is None:
             return
@@ -168,6 +173,10 @@ class Peers:
             self._caches.withdrawn(replica.index, work.prompt, work.matched_tokens, work.expectation)
         elif work.expectation is not None:
             self._caches.computed(work.expectation)
+        if reply is not None:
+            replica.progress_at = now
+            self._traffic.replied(reply.output_tokens)
+            replica.replied(reply)
         self._touched[replica.index] = replica
 
     def _hold(self, router: str, event: WorkHeld, now: float) -> None:

@@ -10,6 +10,7 @@ from router.routing.credit import Credit
 from router.routing.health import Health, HealthState
 from router.routing.hold import HoldQueue
 from router.routing.ledger import Booking, Ledger
+from router.routing.peer_events import Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,10 @@ class ReplicaState:
             self.cost.prefill_finished(now, booking.new_tokens, matched_tokens, self.ledger.queued)
         else:
             self.cost.prefill_abandoned(now, self.ledger.queued)
+
+    def replied(self, reply: Reply) -> None:
+        """A whole reply: learn what a decode step costs."""
+        self.cost.decoded(reply.decoding_s, reply.output_tokens - 1, reply.sequences)
 
     def drain_ordered(self, on: bool, version: int) -> bool:
         """An operator's order, given at some router. True if it changes anything; the cautious wins a tie."""

@@ -52,6 +52,16 @@ class Traffic:
         allowed = self._slo_ttft_s + cold_prefill_s
         self._allowed_ttft_s += (allowed - self._allowed_ttft_s) / AVERAGE_OVER_REQUESTS
 
+    @property
+    def allowed_ttft_s(self) -> float:
+        """Mean allowed time to first token."""
+        return self._allowed_ttft_s
+
+    def resumed(self, output_tokens: float, allowed_ttft_s: float) -> None:
+        """Take up the averages of another router, or of before a restart."""
+        if 0.0 < output_tokens < float("inf") and 0.0 < allowed_ttft_s < float("inf"):
+            self.output_tokens, self._allowed_ttft_s = output_tokens, allowed_ttft_s
+
     def replied(self, output_tokens: int) -> None:
         """A reply had ``output_tokens`` tokens."""
         self.output_tokens += (output_tokens - self.output_tokens) / AVERAGE_OVER_REQUESTS

@@ -110,6 +110,33 @@ def test_others_prefill_is_not_taken_for_slowness() -> None:
     assert factors[1] == pytest.approx(2.0 * factors[0], rel=0.1)
 
 
+def test_what_a_reply_teaches_is_told() -> None:
+    here, journal = make_fleet("a", replicas=1)
+    there, _ = make_fleet("b", replicas=1)
+    for name in range(50):
+        flight = sent(here, name, 10, float(name))
+        here.first_token(flight, name + 0.1)
+        here.finished(flight, name + 0.6, Usage(163, 11, 0))
+        there.peers.told("a", journal.take(), name + 0.6)
+    assert there.traffic.output_tokens == here.traffic.output_tokens < 256
+    assert there.replicas[0].cost.step_s(1) == here.replicas[0].cost.step_s(1)
+
+
+def test_nothing_is_learned_of_prefill_while_others_work_is_not_heard_of() -> None:
+    fleet, _ = make_fleet("a", replicas=1)
+    before = fleet.replicas[0].cost.prefill_factor
+    fleet.speed.blind = True
+    for name in range(50):
+        flight = sent(fleet, name, 10, float(name))
+        fleet.first_token(flight, name + 0.9)
+        fleet.finished(flight, name + 0.95)
+    assert fleet.replicas[0].cost.prefill_factor == before
+    fleet.speed.blind = False
+    flight = sent(fleet, 99, 10, 99.0)
+    fleet.first_token(flight, 99.9)
+    assert fleet.replicas[0].cost.prefill_factor > before
+
+
 def test_the_dead_hold_nothing() -> None:
     here, journal = make_fleet("a", hold=True)
     there, _ = make_fleet("b", hold=True)
@@ -299,7 +326,7 @@ def test_ledgers_of_peers_converge_to_zero(seed: int, hold: bool) -> None:
             if rng.random() < 0.7:
                 link.under_way.append(link.journal.take())
                 if rng.random() < 0.2:  # lost: from here on only a statement helps
-                    link.journal.missed(link.under_way.pop())
+                    link.journal.lost(link.under_way.pop())
                     link.lossy = True
             if rng.random() < 0.5:
                 link.carry(now)

@@ -1,0 +1,130 @@
+"""Tells the other routers: takes the journal's news every few milliseconds and adds them to the stream."""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from router.routing.journal import Journal
+from router.routing.replica_state import ReplicaState
+from router.state.link_status import LinkStatus
+from router.state.peer_tracker import PeerTracker
+from router.state.redis_client import FAULTS, Client, answered, connection, described
+from router.state.wire import EVERYBODY, Batch, encode_batch
+from router.state_config import StateConfig
+
+STREAM_BATCHES = 10_000
+"""Redis keeps about so many: 6 s of eight busy routers. Who is further behind finds a gap and asks."""
+STREAM_LIVES_S = 3_600
+"""Without any router the stream goes."""
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 1.0
+LEAVE_LIMIT_S = 1.0
+
+
+def stream_name(config: StateConfig) -> str:
+    """The key of the stream that all routers of one fleet write to and read."""
+    return f"{config.namespace}:news"
+
+
+class NewsWriter:
+    """What cannot be told is dropped; when telling works again, a statement makes up for it."""
+
+    def __init__(
+        self,
+        config: StateConfig,
+        journal: Journal,
+        replicas: Iterable[ReplicaState],
+        tracker: PeerTracker,
+        status: LinkStatus,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._journal = journal
+        self._replicas = replicas
+        self._tracker = tracker
+        self._status = status
+        self._clock = clock
+        self._news = asyncio.Event()
+        self._restate = True
+        self._ask_all = False
+        self._warm_from = ""
+        self._number = 0
+        self._expire_at = 0.0
+        self.batches = 0
+        self.bytes = 0
+        journal.wake = self.wake
+
+    def wake(self) -> None:
+        """There is something to tell."""
+        self._news.set()
+
+    def ask_all(self) -> None:
+        """Have all others state what they have outstanding: what they told may be lost."""
+        self._ask_all = True
+        self.wake()
+
+    def ask_for_warmth(self, peer: str) -> None:
+        """Have ``peer`` write down what it knows."""
+        self._warm_from = peer
+        self.wake()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            self._restate = True
+            try:
+                async with connection(self._config) as client:
+                    while True:
+                        await self._tell(client)
+                        backoff_s = FIRST_BACKOFF_S
+                        await self._wait()
+            except FAULTS as error:
+                self._status.writing(described(error), answered=answered(error))
+            self._journal.discard()
+            await asyncio.sleep(backoff_s * (0.5 + random.random()))
+            backoff_s = min(MAX_BACKOFF_S, 2.0 * backoff_s)
+
+    async def leave(self) -> None:
+        """Tell the others that this router is no more; give up after a second."""
+        with suppress(*FAULTS):
+            async with asyncio.timeout(LEAVE_LIMIT_S), connection(self._config) as client:
+                self._number += 1
+                await self._add(client, Batch(self._journal.router, self._number, leaving=True))
+
+    async def _wait(self) -> None:
+        """Until there is news, or it is time for a sign of life."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(1.0, self._config.lease_s / 5.0)):
+                await self._news.wait()
+                await asyncio.sleep(self._config.flush_ms / 1_000.0)
+        self._news.clear()
+
+    async def _tell(self, client: Client) -> None:
+        """Send what there is: news, a statement if one is wanted, questions, or just a sign of life."""
+        now, tracker = self._clock(), self._tracker
+        statement = self._restate or tracker.asked
+        self._restate = tracker.asked = False
+        events = self._journal.statement(self._replicas, now) if statement else self._journal.take()
+        ask = [EVERYBODY] if self._ask_all else tracker.ask(now)
+        self._ask_all = False
+        warm_from, self._warm_from = self._warm_from, ""
+        self._number += 1
+        batch = Batch(self._journal.router, self._number, events, statement, ask, warm_from)
+        try:
+            await self._add(client, batch)
+        except BaseException:
+            self._journal.lost(events)
+            raise
+        self._status.writing(None)
+
+    async def _add(self, client: Client, batch: Batch) -> None:
+        data, now, stream = encode_batch(batch), self._clock(), stream_name(self._config)
+        self._tracker.sent(batch.number, now)
+        async with asyncio.timeout(self._config.timeout_ms / 1_000.0):
+            await client.xadd(stream, {b"b": data}, maxlen=STREAM_BATCHES, approximate=True)
+            if now >= self._expire_at:
+                self._expire_at = now + STREAM_LIVES_S / 4
+                await client.expire(stream, STREAM_LIVES_S)
+        self.batches += 1
+        self.bytes += len(data)

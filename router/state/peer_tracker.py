@@ -1,0 +1,142 @@
+"""Who the other routers are, and whether everything they told has arrived. No I/O: batches and times come in.
+
+Each router numbers its batches. A number left out is a gap: the router is asked for a statement, the whole
+of what it has outstanding, which takes the place of what is known of it. A router that is not heard for the
+length of the lease is gone, and what it had outstanding with it.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from router.routing.peers import Peers
+from router.state.wire import EVERYBODY, Batch
+
+REMEMBERED_OWN = 1_024
+"""Own batches that are waited for, to measure how long they take."""
+
+ASK_AGAIN_S = 0.25
+
+
+@dataclass(slots=True)
+class Peer:
+    """Another router, as far as it was heard."""
+
+    router: str
+    heard_at: float
+    last_number: int = 0
+    gaps: int = 0
+    """How often batches of it were missing."""
+
+
+class PeerTracker:
+    """Passes on what others tell to ``peers``; says who is there, what to ask for and what is asked."""
+
+    __slots__ = (
+        "_lease_s",
+        "_own_sent",
+        "_peers",
+        "_router",
+        "_wanted",
+        "asked",
+        "batches",
+        "events",
+        "gaps",
+        "lag_s",
+        "late",
+        "live",
+        "to_warm",
+    )
+
+    def __init__(self, router: str, peers: Peers, lease_s: float) -> None:
+        """``router``: this one's name."""
+        self._router = router
+        self._peers = peers
+        self._lease_s = lease_s
+        self._own_sent: dict[int, float] = {}
+        self.live: dict[str, Peer] = {}
+        """By name: who was heard within the lease."""
+        self._wanted: dict[str, float] = {}
+        self.asked = False
+        """This router's statement is wanted; whoever makes it sets this back."""
+        self.to_warm: set[str] = set()
+        """Routers for whom this one is asked to write down what it knows; whoever does takes them out."""
+        self.lag_s: float | None = None
+        """From sending until everybody can have it: measured on the last own batch that came back."""
+        self.batches = 0
+        """Of other routers."""
+        self.events = 0
+        self.gaps = 0
+        self.late = 0
+        """Batches that came when a later one had been seen: not used."""
+
+    def sent(self, number: int, now: float) -> None:
+        """An own batch is on its way; it will come back like those of others."""
+        if len(self._own_sent) >= REMEMBERED_OWN:
+            self._own_sent.clear()
+        self._own_sent[number] = now
+
+    def received(self, batch: Batch, now: float) -> None:
+        """A batch came in, in the order of the stream."""
+        if batch.router == self._router:
+            at = self._own_sent.pop(batch.number, None)
+            if at is not None:
+                self.lag_s = now - at
+            return
+        self.batches += 1
+        peer = self.live.get(batch.router)
+        if batch.leaving:
+            self._lost(batch.router, now)
+            return
+        if peer is None:
+            peer = self.live[batch.router] = Peer(batch.router, now, batch.number - 1)
+            if not batch.statement:
+                self._wanted.setdefault(batch.router, now)  # what it had outstanding before is not known
+        if batch.number <= peer.last_number:
+            self.late += 1
+            return
+        if batch.number > peer.last_number + 1 and not batch.statement:
+            peer.gaps += 1
+            self.gaps += 1
+            self._wanted.setdefault(batch.router, now)
+        peer.last_number, peer.heard_at = batch.number, now
+        self._take(batch, now)
+
+    def _take(self, batch: Batch, now: float) -> None:
+        self.events += len(batch.events)
+        if batch.statement:
+            self._wanted.pop(batch.router, None)
+            self._peers.stated(batch.router, batch.events, now)
+        elif batch.events:
+            self._peers.told(batch.router, batch.events, now)
+        if self._router in batch.ask or EVERYBODY in batch.ask:
+            self.asked = True
+        if batch.warm_from == self._router:
+            self.to_warm.add(batch.router)
+
+    def wants(self, now: float) -> bool:
+        """Something of some router is missing, and it is time to ask."""
+        return any(at <= now for at in self._wanted.values())
+
+    def ask(self, now: float) -> list[str]:
+        """Routers whose statement is wanted; each again after a while, until it comes."""
+        due = [router for router, at in self._wanted.items() if at <= now]
+        self._wanted.update(dict.fromkeys(due, now + ASK_AGAIN_S))
+        return due
+
+    def expire(self, now: float) -> list[str]:
+        """Routers that are gone by now, each told once."""
+        gone = [peer.router for peer in self.live.values() if now - peer.heard_at > self._lease_s]
+        for router in gone:
+            self._lost(router, now)
+        return gone
+
+    def _lost(self, router: str, now: float) -> None:
+        self.live.pop(router, None)
+        self._wanted.pop(router, None)
+        self.to_warm.discard(router)
+        self._peers.gone(router, now)
+
+    def eldest(self, but: Collection[str] = ()) -> str | None:
+        """The peer that has told most: it should know most. ``None``: there is no other, ``but`` those."""
+        known = [peer for peer in self.live.values() if peer.router not in but]
+        return max(known, key=lambda peer: peer.last_number).router if known else None

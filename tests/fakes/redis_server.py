@@ -1,0 +1,121 @@
+"""A real ``redis-server`` on a free port, without files; it can be killed, frozen, and come back empty."""
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+START_LIMIT_S = 10.0
+
+needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs redis-server")
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class RedisServer:
+    """One server process. ``options`` are those of redis-server's command line."""
+
+    def __init__(self, *options: str, port: int | None = None, tls_port: bool = False) -> None:
+        self.port = port or free_port()
+        self._options = options
+        self._tls = tls_port
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"{'rediss' if self._tls else 'redis'}://127.0.0.1:{self.port}"
+
+    async def start(self, *more: str) -> None:
+        """Start it, empty; returns when it answers."""
+        ports = ("--port", "0", "--tls-port") if self._tls else ("--port",)
+        self._process = await asyncio.create_subprocess_exec(
+            "redis-server", *ports, str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
+            *self._options, *more,
+            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        await _until(self._listens)
+
+    async def _listens(self) -> bool:
+        assert self._process is not None and self._process.returncode is None, "redis-server does not start"
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    def client(self, **options: object) -> Redis:
+        """A client for the test itself."""
+        return Redis.from_url(self.url, protocol=2, **options)
+
+    async def ask(self, *command: str | int, **options: object) -> object:
+        """One command of the test's; redis-py's exceptions come through."""
+        client = self.client(**options)
+        try:
+            return await client.execute_command(*command)
+        finally:
+            await client.aclose()
+
+    async def until_role(self, role: str) -> None:
+        """Wait until it is a ``master`` or, with its master's data, a ``slave``."""
+        wanted = [role.encode()] if role == "master" else [role.encode(), b"connected"]
+
+        async def has_it() -> bool:
+            try:
+                answer = await self.ask("ROLE")
+            except RedisError:
+                return False
+            assert isinstance(answer, list)
+            return [answer[0], *answer[3:4]][: len(wanted)] == wanted
+
+        await _until(has_it)
+
+    def freeze(self) -> None:
+        """It keeps its connections and answers nothing."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """It goes on."""
+        self._signal(signal.SIGCONT)
+
+    async def kill(self) -> None:
+        """It is gone, with all that it knew."""
+        if self._process is not None and self._process.returncode is None:
+            self._signal(signal.SIGKILL)
+            await self._process.wait()
+
+    def _signal(self, number: int) -> None:
+        assert self._process is not None
+        os.kill(self._process.pid, number)
+
+
+async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while not await condition():
+        assert time.monotonic() < deadline, "redis-server does not get there"
+        await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def redis_server(*options: str) -> AsyncIterator[RedisServer]:
+    """A running server for the length of a test."""
+    server = RedisServer(*options)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.kill()

@@ -1,0 +1,202 @@
+"""Whatever becomes of Redis, requests go on; each change is one log line; recovery needs no restart."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.fakes.redis_server import RedisServer, needs_redis
+from tests.state.members import Member, Members, until, with_redis
+
+pytestmark = needs_redis
+
+
+def sharing(*members: Member) -> Callable[[], bool]:
+    return lambda: all(
+        m.report.state == "sharing" and len(m.report.peers) == len(members) - 1 for m in members
+    )
+
+
+def state_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    lines = [r.getMessage() for r in caplog.records if r.name == "warmroute.state"]
+    return [line for line in lines if line.startswith("shared state in")]
+
+
+async def busy(member: Member, seconds: float) -> None:
+    """Requests all the time."""
+    stop, name = time.monotonic() + seconds, 0
+    while time.monotonic() < stop:
+        member.end(member.send(name % 50))
+        name += 1
+        await asyncio.sleep(0.002)
+
+
+def test_frozen_and_thawed(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(server: RedisServer, members: Members) -> None:
+        one, two = await members.pair()
+        kept = one.send(900)
+        await until(lambda: sum(two.in_flight()) == 1)
+        caplog.clear()
+        server.freeze()
+        sent_meanwhile = [one.send(name) for name in range(5)]
+        await busy(one, 2.5)
+        assert one.report.state == two.report.state == "cut_off" and one.report.fault
+        await until(lambda: not two.report.peers)
+        assert sum(two.in_flight()) == 0, "what is not heard of is not counted for ever"
+        server.thaw()
+        await until(sharing(one, two), limit_s=10.0)
+        await until(lambda: two.in_flight() == one.in_flight() and sum(two.in_flight()) == 6)
+        assert all(two.knows(name) for name in range(50)), "prompts sent meanwhile are told afterwards"
+        for flight in (kept, *sent_meanwhile):
+            one.end(flight)
+        await until(lambda: sum(two.in_flight()) == 0)
+        lines = state_lines(caplog)
+        assert len(lines) == 4 and sum("no answer in time" in line for line in lines) == 2
+        assert one.report.changes == two.report.changes == 3
+
+    with caplog.at_level(logging.INFO, "warmroute.state"):
+        with_redis(scenario)
+
+
+def test_killed_and_back_empty(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(server: RedisServer, members: Members) -> None:
+        one, two = await members.pair()
+        flights = [one.send(name) for name in range(3)] + [two.send(name) for name in range(10, 14)]
+        await until(lambda: one.in_flight() == two.in_flight() and sum(one.in_flight()) == 7)
+        caplog.clear()
+        await server.kill()
+        await until(lambda: one.report.state == two.report.state == "cut_off")
+        await asyncio.sleep(1.5)  # the leases end
+        back_at = time.monotonic()
+        await server.start()
+        await until(sharing(one, two))
+        await until(lambda: one.in_flight() == two.in_flight() and sum(one.in_flight()) == 7)
+        assert time.monotonic() - back_at < 10.0
+        for number, flight in enumerate(flights):
+            (one if number < 3 else two).end(flight)
+        await until(lambda: sum(one.in_flight()) == sum(two.in_flight()) == 0)
+        assert len(state_lines(caplog)) == 4 and any(
+            "cannot be reached" in one for one in state_lines(caplog)
+        )
+
+    with caplog.at_level(logging.INFO, "warmroute.state"):
+        with_redis(scenario)
+
+
+def test_not_there_at_the_start_and_there_later() -> None:
+    async def scenario(server: RedisServer, members: Members) -> None:
+        await server.kill()
+        began = time.monotonic()
+        one, two = await members.start(), await members.start()
+        assert time.monotonic() - began < 5.0
+        one.end(one.send(1))
+        await until(lambda: one.report.state == "cut_off")
+        await server.start()
+        await until(sharing(one, two))
+
+    with_redis(scenario)
+
+
+def test_full_memory_stops_telling_not_hearing(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(server: RedisServer, members: Members) -> None:
+        one, two = await members.pair()
+        caplog.clear()
+        await server.ask("CONFIG", "SET", "maxmemory", 1)
+        flight = one.send(1)
+        await until(lambda: one.report.state == two.report.state == "mute")
+        assert "memory is full" in (one.report.fault or "")
+        await server.ask("CONFIG", "SET", "maxmemory", 0)
+        await until(sharing(one, two))
+        await until(lambda: sum(two.in_flight()) == 1)
+        one.end(flight)
+        assert len(state_lines(caplog)) == 4
+
+    with caplog.at_level(logging.INFO, "warmroute.state"):
+        with_redis(scenario, "--maxmemory-policy", "noeviction")
+
+
+def test_everything_flushed_under_way() -> None:
+    async def scenario(server: RedisServer, members: Members) -> None:
+        one, two = await members.pair()
+        for round_ in range(5):
+            flight = one.send(round_)
+            await server.ask("FLUSHALL")
+            await until(lambda: sum(two.in_flight()) == 1)
+            one.end(flight)
+            await server.ask("FLUSHALL")
+            await until(lambda: sum(two.in_flight()) == 0)
+
+    with_redis(scenario)
+
+
+@pytest.mark.parametrize("password", [None, "wrong-canary"])
+def test_B048_wrong_credentials_are_named_and_not_shown(
+    password: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(server: RedisServer, members: Members) -> None:
+        keys = {} if password is None else {"password": password}
+        one = await members.start(**keys)
+        await until(lambda: one.report.state == "cut_off")
+        one.end(one.send(1))
+        await asyncio.sleep(0.5)
+        (line,) = state_lines(caplog)
+        assert "refuses the credentials" in line and "state.password" in line
+        assert "canary" not in caplog.text
+        good = await members.start(password="right")
+        await until(lambda: good.report.state == "sharing")
+
+    with caplog.at_level(logging.DEBUG, "warmroute"):
+        with_redis(scenario, "--requirepass", "right")
+
+
+def test_acl_users_may_do_what_is_documented_and_no_more() -> None:
+    async def scenario(server: RedisServer, members: Members) -> None:
+        commands = ["+xadd", "+xread", "+xrevrange", "+expire", "+rpush", "+blpop", "+llen"]
+        await server.ask("ACL", "SETUSER", "router", "on", ">secret", "~warmroute:*", *commands)
+        one = await members.start(username="router", password="secret")
+        one.end(one.send(1))
+        two = await members.start(username="router", password="secret")
+        await until(sharing(one, two))
+        assert two.report.warmed_from == one.report.router and two.knows(1)
+        await server.ask("ACL", "SETUSER", "router", "-xadd")
+        await until(lambda: one.report.state == "mute")
+        assert "ACL" in (one.report.fault or "")
+
+    with_redis(scenario)
+
+
+def test_a_read_only_replica_is_named_and_becoming_master_is_enough(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(server: RedisServer, members: Members) -> None:
+        replica = RedisServer("--replicaof", f"127.0.0.1 {server.port}", "--repl-diskless-sync-delay", "0")
+        await replica.start()
+        try:
+            await replica.until_role("slave")
+            one = await members.start(url=replica.url)
+            await until(lambda: one.report.state == "mute")
+            assert "read-only" in (one.report.fault or "")
+            one.end(one.send(1))
+            await server.kill()
+            await replica.ask("REPLICAOF", "NO", "ONE")
+            two = await members.start(url=replica.url)
+            await until(sharing(one, two))
+        finally:
+            await members.stop()
+            await replica.kill()
+
+    with_redis(scenario, "--repl-diskless-sync-delay", "0")
+
+
+def test_B109_a_dead_store_costs_no_log_storm(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(server: RedisServer, members: Members) -> None:
+        one, _ = await members.pair()
+        caplog.clear()
+        await server.kill()
+        await busy(one, 3.0)
+        assert len(caplog.records) <= 4, caplog.text  # one line per router and change of state
+
+    with caplog.at_level(logging.INFO):
+        with_redis(scenario)

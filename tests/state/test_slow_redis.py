@@ -1,0 +1,78 @@
+"""A Redis that answers late, or after nobody waits any more: bounded connections, no mixed-up replies."""
+
+import asyncio
+import random
+
+from tests.fakes.redis_server import RedisServer, needs_redis
+from tests.fakes.slow_link import slow_link
+from tests.state.members import Members, until, with_redis
+
+pytestmark = needs_redis
+
+
+async def clients(server: RedisServer) -> int:
+    """Connections to the server, this one not counted."""
+    listed = await server.ask("CLIENT", "LIST")
+    assert isinstance(listed, list | bytes)
+    return len(listed if isinstance(listed, list) else listed.splitlines()) - 1
+
+
+def test_B022_a_burst_needs_no_more_connections() -> None:
+    """400 requests in one tick, and again with 100 ms of latency: all are told, over the same connections."""
+
+    async def scenario(server: RedisServer, members: Members) -> None:
+        async with slow_link(server.port) as link:
+            url = f"redis://127.0.0.1:{link.port}"
+            one, two = await members.start(url=url), await members.start(url=url)
+            await until(lambda: bool(two.report.peers and one.report.peers))
+            for delay_s in (0.0, 0.1):
+                link.delay_s = delay_s
+                flights = [one.send(number) for number in range(400)]
+                await until(lambda: sum(two.in_flight()) == 400)
+                assert await clients(server) <= 4, "one to read and one to write for each router"
+                for flight in flights:
+                    one.end(flight)
+                await until(lambda: sum(two.in_flight()) == 0)
+            assert one.report.dropped_events == 0 and one.report.state == "sharing"
+
+    with_redis(scenario, timeout_ms=1_000.0, lease_s=5.0)
+
+
+def test_B119_replies_that_come_after_their_time_meet_nobody() -> None:
+    """Every command times out and is answered later; afterwards everything that is read makes sense."""
+
+    async def scenario(server: RedisServer, members: Members) -> None:
+        async with slow_link(server.port) as link:
+            url = f"redis://127.0.0.1:{link.port}"
+            one, two = await members.start(url=url), await members.start(url=url)
+            await until(lambda: bool(two.report.peers and one.report.peers))
+            for _ in range(3):
+                link.delay_s = 0.5  # there and back: far beyond the limit
+                flights = [one.send(number) for number in range(20)]
+                await until(lambda: one.report.state == two.report.state == "cut_off")
+                link.delay_s = 0.0
+                await until(lambda: one.report.state == two.report.state == "sharing")
+                await until(lambda: sum(two.in_flight()) == 20)
+                for flight in flights:
+                    one.end(flight)
+                await until(lambda: sum(two.in_flight()) == 0)
+            assert one.report.malformed == two.report.malformed == 0
+
+    with_redis(scenario)
+
+
+def test_B137_routers_stopped_at_any_moment_leave_no_connection() -> None:
+    async def scenario(server: RedisServer, members: Members) -> None:
+        rng = random.Random(1)
+        async with slow_link(server.port, 0.01) as link:
+            for _ in range(8):
+                some = Members(server)
+                starting = asyncio.create_task(some.start(url=f"redis://127.0.0.1:{link.port}"))
+                await asyncio.wait([starting], timeout=rng.random() * 0.7)
+                await starting
+                await some.stop()
+            async with asyncio.timeout(5.0):
+                while await clients(server):  # noqa: ASYNC110 - only the server knows
+                    await asyncio.sleep(0.02)
+
+    with_redis(scenario)
