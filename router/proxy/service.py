@@ -29,6 +29,7 @@ class Service:
         "_id_prefix",
         "_ids",
         "_pools",
+        "_retries",
         "budget",
         "clock",
         "counters",
@@ -50,6 +51,7 @@ class Service:
         self.failures = FailureLog(clock)
         self.settings: ProxySettings
         self.budget: RetryBudget
+        self._retries: RetrySettings | None = None
         self.shutting_down = False
         self.hold_began: Callable[[], None] = lambda: None
         """Called when a request begins to wait in the router."""
@@ -70,8 +72,11 @@ class Service:
     def apply(self, config: RouterConfig) -> None:
         """New settings for requests that begin from now on."""
         self.settings = proxy_settings(config)
-        retries = config.retries
-        self.budget = RetryBudget(RetrySettings(retries.attempts, retries.budget_share, retries.budget_floor))
+        retries = RetrySettings(
+            config.retries.attempts, config.retries.budget_share, config.retries.budget_floor
+        )
+        if retries != self._retries:  # else what is saved up stays
+            self._retries, self.budget = retries, RetryBudget(retries)
 
     def send_released(self, now: float) -> None:
         """An event may have made room on a replica: requests that were held for it go out now."""

@@ -340,6 +340,23 @@ def test_no_request_fails_while_configs_change() -> None:
     run(scenario, replicas=4)
 
 
+def test_reloads_do_not_refill_the_retry_budget() -> None:
+    async def scenario(rig: RouterRig) -> None:
+        await join(rig)
+        for replica in rig.replicas:
+            replica.default = [Send(sized(b"{}", 500, "No"))]
+        for _ in range(4):
+            await rig.reload(rig.entry(0), rig.entry(1), retries=spare)
+            await rig.ask()
+        assert rig.router.counters.retries == 1
+        await rig.reload(rig.entry(0), rig.entry(1), retries=spare | {"budget_floor": 2})
+        await rig.ask()
+        assert rig.router.counters.retries == 2
+
+    spare = {"budget_share": 0.0, "budget_floor": 1}
+    run(scenario, retries=spare, health={"interval_s": 60.0, "failures_to_eject": 99})
+
+
 def test_a_reload_waits_for_the_start_and_is_refused_at_the_end() -> None:
     async def scenario() -> None:
         gate = asyncio.Event()
