@@ -84,6 +84,11 @@ class ClientConnection(asyncio.Protocol):
         self._forwarding: Forwarding | None = None
         """Kept while heads and settings stay the same."""
 
+    @property
+    def unserved(self) -> bool:
+        """No request has come yet."""
+        return self._forwarding is None and self._phase is Phase.READING
+
     # --- from the transport ----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -25,7 +25,7 @@ SWEEP_AT_ONCE = 256
 SWEEP_PAUSE_S = 0.002
 """Thousands of clients are swept in pieces, with the loop's other work in between."""
 LAST_REQUESTS_S = 0.1
-"""Requests that were on their way on open connections when the door closed are still read."""
+"""Clients that had just come in when the door closed may still say what they want."""
 LAST_FLUSH_S = 1.0
 """After ``stop``'s time-out, clients have so long to take their last bytes."""
 
@@ -91,7 +91,7 @@ class DataPlane:
         self.begin_shutdown()
         if self._server is not None:
             self._server.close()
-            await asyncio.sleep(LAST_REQUESTS_S)
+            await self._gone_within(LAST_REQUESTS_S, self._unserved_connections)
         for client in list(self._clients):
             client.shut_down(now=False)
         if not await self._gone_within(timeout_s, self._client_connections):
@@ -122,6 +122,9 @@ class DataPlane:
 
     def _client_connections(self) -> int:
         return len(self._clients)
+
+    def _unserved_connections(self) -> int:
+        return sum(client.unserved for client in self._clients)
 
     def _replica_connections(self) -> int:
         return sum(pool.open_connections for pool in self.service.pools())
