@@ -40,8 +40,8 @@ class Prober:
         self._cache_warnings = CacheWarnings(fleet)
         self._tasks: dict[ReplicaState, asyncio.Task[None]] = {}
         self._ended: set[asyncio.Task[None]] = set()
-        self._doubted: dict[str, asyncio.Event] = {}
-        """By replica name: set when it is to be probed at once."""
+        self._doubted: dict[ReplicaState, asyncio.Event] = {}
+        """Set when the replica is to be probed at once."""
 
     async def start(self) -> None:
         """Begin probing; returns when each replica was asked once (at most the probe's time limit)."""
@@ -53,6 +53,7 @@ class Prober:
         """Probe ``replica``, too, from now on; the future is done when it was asked once."""
         asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._accesses[replica] = access
+        self._doubted[replica] = asyncio.Event()
         self._tasks[replica] = asyncio.create_task(self._watch(replica, asked), name=f"probe {replica.name}")
         return asked
 
@@ -61,9 +62,8 @@ class Prober:
         if replica not in self._tasks:
             return
         self._cache_warnings.forget(replica)
-        self._doubted.pop(replica.name, None)
         task = self._tasks.pop(replica)
-        del self._accesses[replica]
+        del self._accesses[replica], self._doubted[replica]
         task.cancel()
         self._ended.add(task)
         task.add_done_callback(self._ended.discard)
@@ -77,9 +77,9 @@ class Prober:
 
     def probe_now(self, name: str) -> None:
         """Somebody doubts that the replica of that name is well."""
-        doubted = self._doubted.get(name)
-        if doubted is not None:
-            doubted.set()
+        for replica, doubted in self._doubted.items():
+            if replica.name == name and not replica.leaving:
+                doubted.set()
 
     async def stop(self) -> None:
         """End all probes."""
@@ -97,7 +97,7 @@ class Prober:
     ) -> None:
         rounds = 0
         logged: HealthState | None = None
-        doubted = self._doubted.setdefault(replica.name, asyncio.Event())
+        doubted = self._doubted[replica]
         while True:
             failure = await self._probe(session, replica)
             well = failure is None

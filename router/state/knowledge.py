@@ -20,7 +20,7 @@ def written_down(fleet: Fleet) -> Iterator[list[Knowledge]]:
     chunk: list[Knowledge] = [
         FleetLearned(fleet.speed.learned, *ratio.learned, traffic.output_tokens, traffic.allowed_ttft_s)
     ]
-    replicas = list(fleet.replicas)
+    replicas = fleet.replicas.staying
     for replica in replicas:
         chunk.append(ReplicaLearned(replica.name, replica.cost.learned))
         if replica.drain_version:
@@ -44,7 +44,7 @@ def written_down(fleet: Fleet) -> Iterator[list[Knowledge]]:
 def taken_in(fleet: Fleet, router: str, pieces: Iterable[Knowledge], now: float) -> None:
     """``router`` wrote this down. What this one has seen more of itself stays."""
     events: list[PeerEvent] = []
-    by_name = {replica.name: replica for replica in fleet.replicas}
+    by_name = {replica.name: replica for replica in fleet.replicas.staying}
     for piece in pieces:
         if isinstance(piece, FleetLearned):
             fleet.speed.resumed(piece.learned)

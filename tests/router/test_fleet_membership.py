@@ -11,10 +11,12 @@ from router.routing.decision import NoReplica, Reason
 from router.routing.fleet import Fleet, FleetSettings
 from router.routing.health import HealthState
 from router.routing.in_flight import InFlight, Usage
+from router.routing.peer_events import PromptStored
 from router.routing.policies import POLICIES
 from router.routing.prompt_blocks import Prompt, UniformLayout
 from router.routing.replica_state import ReplicaSpec
 from router.routing.retry import Failure
+from router.state.knowledge import taken_in, written_down
 
 BLOCK = 16
 
@@ -266,3 +268,17 @@ def test_B089_in_any_order_nothing_is_lost_and_nothing_stays(
     fleet.forget_departed()
     assert len(fleet.replicas) == 0 and fleet.index.nodes() == 0 and fleet.caches.exact.told.expected() == 0
     assert fleet.replicas.slots <= 6 + 2
+
+
+def test_what_is_written_down_is_of_those_that_stay() -> None:
+    fleet = make_fleet(2)
+    send(fleet, prompt(1))
+    old = send(fleet, prompt(2))
+    fleet.replica_removed(old.replica.index, 0.0)
+    fleet.replica_added(spec(old.replica.index))  # another server under the old one's name
+    pieces = [piece for chunk in written_down(fleet) for piece in chunk]
+    stored = [piece.replica for piece in pieces if isinstance(piece, PromptStored)]
+    assert stored == ["r0"] and old.replica.name == "r1"
+    other = make_fleet(2)
+    taken_in(other, "somebody", pieces, 0.0)
+    assert other.index.held(0) and not other.index.held(1)
