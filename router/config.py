@@ -175,10 +175,23 @@ class TlsConfig(Section):
     """Its private key; in ``cert`` unless set."""
 
 
+class RequestLogConfig(Section):
+    """One JSON line per answered request, for ``warmroute diagnose``."""
+
+    file: str
+    prompts: Literal["keys", "bodies"] = "keys"
+    """``keys``: hashes of blocks, which tell only what prompts share. ``bodies``: all that was asked."""
+    rotate_mib: PositiveFloat = 100.0
+    """A file this large becomes FILE.1, and that FILE.2."""
+    keep: NonNegativeInt = 5
+    """Files kept beside the present one."""
+
+
 class LogConfig(Section):
     """Log lines on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
+    requests: RequestLogConfig | None = None
 
 
 class RouterConfig(Section):

@@ -19,6 +19,7 @@ from router.proxy.kv_event_feed import KvEventFeed, require_events_extra
 from router.proxy.prober import Prober
 from router.proxy.prompt_reader import make_prompt_reader
 from router.proxy.replica_access import replica_accesses
+from router.proxy.request_log import RequestLog
 from router.proxy.tls import PublicTls, server_context
 from router.replica_config import ReplicaConfig
 from router.routing.replica_state import ReplicaState
@@ -44,6 +45,7 @@ class Router:
         self.prompt_reader = make_prompt_reader(config, lambda: exact.namings, self.counters)
         self.kv_events = KvEventFeed(self.fleet, config, self.counters)
         self.data_plane = DataPlane(self.fleet, config, self.counters, prompt_reader=self.prompt_reader)
+        self.data_plane.service.request_log = self._request_log(config)
         self.prober = Prober(self.fleet, config)
         self.data_plane.service.replica_left = self.prober.unwatch
         self.state = make_state(
@@ -91,6 +93,9 @@ class Router:
         await self.admin.stop()
         if self.prompt_reader is not None:
             self.prompt_reader.close()
+        request_log = self.data_plane.service.request_log
+        if request_log is not None:
+            request_log.close()
 
     async def reload(self) -> RouterConfig:
         """Apply the config file again, whole; raises ``ConfigError`` and changes nothing if it is wrong.
@@ -120,14 +125,20 @@ class Router:
         accesses = replica_accesses(config)
         certificate = None if config.tls is None else server_context(config.tls)
         changes = replica_changes(self.config, config)
-        joined = self._join(changes.joining, config)
+        service = self.data_plane.service
+        old_log, request_log = service.request_log, self._request_log(config)
+        try:
+            joined = self._join(changes.joining, config)
+        except ConfigError:
+            if request_log is not None and request_log is not old_log:
+                request_log.close()
+            raise
 
         now = self.data_plane.service.clock()
         known = {replica.name: replica for replica in self.fleet.replicas.staying if replica not in joined}
         for name in changes.leaving:
             self.fleet.replica_removed(known[name].index, now)
             self.kv_events.unsubscribe(known[name])
-        service = self.data_plane.service
         for one in changes.staying:
             replica, spec = known[one.effective_name], replica_spec(one, config)
             if replica.spec != spec:
@@ -143,7 +154,17 @@ class Router:
             self._tls.use(certificate)
         self.data_plane.apply(config)
         self.admin.apply(config)
+        service.request_log = request_log
+        if old_log is not None and old_log is not request_log:
+            old_log.close()
         self.config = config
+
+    def _request_log(self, config: RouterConfig) -> RequestLog | None:
+        """The one that ``config`` asks for: the one there is, if it is the same. Raises ``ConfigError``."""
+        there, wanted = self.data_plane.service.request_log, config.log.requests
+        if wanted is None or (there is not None and there.config == wanted):
+            return None if wanted is None else there
+        return RequestLog(wanted, self.counters)
 
     def _join(self, joining: Iterable[ReplicaConfig], config: RouterConfig) -> list[ReplicaState]:
         """New replicas, whose events are listened for; none if one of these cannot be."""

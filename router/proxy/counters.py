@@ -71,6 +71,8 @@ class Counters:
         self.first_byte_s = Histogram(TTFT_BUCKETS_S)
         self.kv_events: dict[str, KvEventCounters] = {}
         """By replica name; only where ``kv_events`` is configured."""
+        self.request_log_dropped = 0
+        """Rows of the request log that could not be written, or not in time."""
         self.exact_prompts = 0
         """Prompts read token by token."""
         self.text_fallbacks: dict[str, int] = {}

@@ -66,6 +66,7 @@ class Exchange:
         "_service",
         "_started_at",
         "_tried",
+        "_ttft_s",
         "_unseen_token",
         "_waiting",
         "body",
@@ -106,6 +107,7 @@ class Exchange:
         self._waiting: Held | None = None
         """Set while the request waits in the router for its replica."""
         self._unseen_token = False
+        self._ttft_s: float | None = None
         self._moved = False
         """Bytes came since the last sweep."""
         self._moved_at = 0.0
@@ -318,7 +320,9 @@ class Exchange:
     ) -> None:
         """Pass the head on, and what there is of the body."""
         request, client = self._head, self.client
-        self.body = b""  # nobody needs it any more
+        log = self._service.request_log
+        if log is None or not log.bodies:
+            self.body = b""  # nobody needs it any more
         self._service.counters.first_byte_s.add(now - self._started_at)
         answer = self._answer = Answer(head, method=request.method, path=request.path, http10=request.http10)
         extra = b"x-request-id: %b\r\n" % self.request_id
@@ -378,7 +382,8 @@ class Exchange:
     def _first_token(self) -> None:
         self._unseen_token = False
         now = self._service.clock()
-        self._service.counters.ttft_s.add(now - self._started_at)
+        ttft_s = self._ttft_s = now - self._started_at
+        self._service.counters.ttft_s.add(ttft_s)
         if self._attempt is not None:
             self._attempt.first_token(now)
 
@@ -391,6 +396,11 @@ class Exchange:
             attempt.finished(now, usage)
             if usage is not None:
                 service.count_usage(usage)
+            if service.request_log is not None:
+                matched = attempt.decision.matched_tokens
+                service.request_log.answered(
+                    self.body, self._prompt, attempt.name, matched, usage, self._ttft_s
+                )
         if client.write_paused and attempt.connection is not None:
             attempt.connection.transport.resume_reading()
         attempt.give_back(now, reusable=answer.reusable and not service.shutting_down)

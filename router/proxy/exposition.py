@@ -61,6 +61,7 @@ class RouterCollector(Collector):
             ("prompt_tokens", "Prompt tokens that replicas reported.", counters.prompt_tokens),
             ("cached_tokens", "Of those, tokens served from a prefix cache.", counters.cached_tokens),
             ("output_tokens", "Reply tokens that replicas reported.", counters.output_tokens),
+            ("request_log_dropped", "Rows of the request log not written.", counters.request_log_dropped),
             ("config_reloads", "Configs applied after the first.", counters.reloads),
             ("config_reload_failures", "Configs that were refused on reload.", counters.failed_reloads),
             ("spills", "Requests that left a warmer replica because waiting there cost more.", fleet.spills),

@@ -10,6 +10,7 @@ from router.proxy.failure_log import FailureLog
 from router.proxy.prompt_reader import PromptReader
 from router.proxy.replica_access import ReplicaAccess, replica_accesses
 from router.proxy.replica_pool import ReplicaPool
+from router.proxy.request_log import RequestLog
 from router.proxy.router_error import RouterError
 from router.proxy.settings import ProxySettings, proxy_settings
 from router.routing.fleet import Fleet
@@ -38,6 +39,7 @@ class Service:
         "hold_began",
         "prompt_reader",
         "replica_left",
+        "request_log",
         "settings",
         "shutting_down",
     )
@@ -59,6 +61,8 @@ class Service:
         """Called when a replica that was removed has nothing in flight any more."""
         self.prompt_reader: PromptReader | None = None
         """Set where some models are read token by token."""
+        self.request_log: RequestLog | None = None
+        """Set where answered requests are written down."""
         self._pools: dict[ReplicaState, ReplicaPool] = {}
         self._closing: list[ReplicaPool] = []
         """Pools of replicas that are gone, with connections that are still in use."""

@@ -8,7 +8,8 @@ A row is an OpenAI request body, or an object around one::
 
 All but the prompt is optional. ``time`` is seconds (or an ISO date); ``request`` may stand for ``body`` and
 OpenAI's ``usage`` for the three counts. Instead of words a row may have ``prompt_token_ids``, or the chained
-keys of its full blocks: ``block_keys`` with ``block_tokens`` and ``prompt_tokens``.
+keys of its full blocks: ``block_keys`` with ``block_tokens`` and ``prompt_tokens``, or with ``text_bytes``,
+as the router's own log has them for prompts that it reads as text.
 """
 
 import gzip
@@ -16,14 +17,18 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from router.routing.prompt_blocks import FIRST_BLOCK_BYTES, TEXT_LAYOUT
 from sim.workload.trace import TraceError
 
 ID_LIMIT = 1 << 31
+BYTES_PER_TOKEN = 4
+TEXT_BLOCK_TOKENS = FIRST_BLOCK_BYTES // BYTES_PER_TOKEN
 PROMPT_FIELDS = ("messages", "prompt", "input")
 EXPECTED = (
     "an OpenAI request body (messages, prompt or input), or an object with body, prompt_token_ids or "
@@ -44,12 +49,19 @@ class LoggedRequest:
     token_ids: tuple[int, ...] | None = None
     block_keys: tuple[int, ...] | None = None
     block_tokens: int | None = None
+    text_tokens: int | None = None
+    """Estimated length of a prompt that is known by keys of its text."""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     matched_tokens: int | None = None
     """What the router believed to be cached."""
     output_tokens: int | None = None
     ttft_ms: float | None = None
+
+
+def hash_part(key: int, part: int) -> int:
+    """A name for a part of the block that ``key`` names."""
+    return int.from_bytes(blake2b(b"%d/%d" % (key, part), digest_size=8).digest(), "little")
 
 
 def is_request_log(path: Path) -> bool:
@@ -119,7 +131,10 @@ class _Row:
         tokens = self._numbers("prompt_token_ids")
         if tokens is None and body is not None:
             tokens = _ids_in(body.get("prompt"))
-        keys = self._numbers("block_keys")
+        keys, size = self._numbers("block_keys"), self._count("block_tokens", row.get("block_tokens"), 1)
+        text_bytes = self._count("text_bytes", row.get("text_bytes"), 1)
+        if keys is not None and text_bytes is not None:
+            keys, size = self._text_keys(keys, text_bytes), TEXT_BLOCK_TOKENS
         if body is None and tokens is None and keys is None:
             raise TraceError(f"{self._where}: no prompt; expected {EXPECTED}")
         made = LoggedRequest(
@@ -131,7 +146,8 @@ class _Row:
             body=body,
             token_ids=tokens,
             block_keys=keys,
-            block_tokens=self._count("block_tokens", row.get("block_tokens"), least=1),
+            block_tokens=size,
+            text_tokens=None if text_bytes is None else max(1, text_bytes // BYTES_PER_TOKEN),
             prompt_tokens=self._count(
                 "prompt_tokens", row.get("prompt_tokens", usage.get("prompt_tokens")), 1
             ),
@@ -157,12 +173,29 @@ class _Row:
             if made.cached_tokens > most:
                 raise self._wrong("cached_tokens", made.cached_tokens, f"at most the {most} prompt tokens")
         if made.block_keys is not None and made.body is None and made.token_ids is None:
-            size, tokens = made.block_tokens, made.prompt_tokens
+            size, tokens = made.block_tokens, made.text_tokens or made.prompt_tokens
             if size is None or tokens is None or len(made.block_keys) < tokens // size:
                 raise TraceError(
                     f"{self._where}: {len(made.block_keys)} block_keys with block_tokens {size} and "
                     f"prompt_tokens {tokens}; expected a key for each full block"
                 )
+
+    def _text_keys(self, keys: tuple[int, ...], text_bytes: int) -> tuple[int, ...]:
+        """Keys of blocks that double in size, as keys of equal blocks: parts of one are known together."""
+        if len(keys) > TEXT_LAYOUT.blocks(text_bytes):
+            raise self._wrong(
+                "block_keys", len(keys), f"at most the full blocks of {text_bytes} bytes of text"
+            )
+        made: list[int] = []
+        for number, key in enumerate(keys):
+            parts = (TEXT_LAYOUT.end(number + 1) - TEXT_LAYOUT.end(number)) // FIRST_BLOCK_BYTES
+            made += [hash_part(key, part) for part in range(parts - 1)]
+            made.append(key)
+        made += [
+            hash_part(text_bytes << 64 | self._line, part)
+            for part in range(text_bytes // FIRST_BLOCK_BYTES - len(made))
+        ]
+        return tuple(made)
 
     def _usage(self) -> dict[str, Any]:
         usage = self._row.get("usage")

@@ -251,6 +251,6 @@ def _chain(one: Words, data: bytes, width: int) -> tuple[int, ...]:
 
 
 def _key_blocks(row: LoggedRequest, size: int) -> _Blocks:
-    assert row.block_keys is not None and row.prompt_tokens is not None
-    full = row.prompt_tokens // size
-    return _Blocks(row.prompt_tokens, tuple(key & ((1 << 64) - 1) for key in row.block_keys[:full]))
+    tokens = row.text_tokens or row.prompt_tokens
+    assert row.block_keys is not None and tokens is not None
+    return _Blocks(tokens, tuple(key & ((1 << 64) - 1) for key in row.block_keys[: tokens // size]))

@@ -1,4 +1,4 @@
-"""What diagnose replays is what a real replica does: a log of its answers leaves next to nothing unexplained."""
+"""What diagnose replays is what a real replica does: a log of one leaves next to nothing unexplained."""
 
 import asyncio
 import random

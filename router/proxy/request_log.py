@@ -1,0 +1,152 @@
+"""The request log: one JSON line per answered request, for ``warmroute diagnose``. Off unless configured.
+
+A row is made on the event loop (some microseconds) and written by a thread, so a slow disk delays nobody;
+when too many rows wait they are dropped and counted. Prompts are named by their block keys, which tell what
+they share and nothing else; ``prompts: bodies`` writes them out.
+"""
+
+import logging
+import os
+import queue
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+
+from router.config import ConfigError, RequestLogConfig
+from router.proxy.counters import Counters
+from router.routing.in_flight import Usage
+from router.routing.prompt_blocks import TEXT_LAYOUT, Prompt
+
+logger = logging.getLogger("warmroute.requests")
+
+MOST_WAITING = 10_000
+CLOSE_LIMIT_S = 5.0
+MIB = 1 << 20
+
+
+class RequestLog:
+    """Owned by the router, which closes it."""
+
+    def __init__(self, config: RequestLogConfig, counters: Counters) -> None:
+        """Raises ``ConfigError`` when the file cannot be written."""
+        self.config = config
+        self.bodies = config.prompts == "bodies"
+        """A request's body is wanted when it is answered."""
+        self._counters = counters
+        self._path = Path(config.file)
+        try:
+            self._file = _opened(self._path)
+        except OSError as error:
+            raise ConfigError(
+                f"log.requests.file: {config.file} cannot be written: {error.strerror}; expected a file in a "
+                "folder that exists"
+            ) from None
+        self._failing = False
+        self._rows: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="request log", daemon=True)
+        self._thread.start()
+
+    def answered(
+        self,
+        body: bytes,
+        prompt: Prompt,
+        replica: str,
+        matched_tokens: int,
+        usage: Usage | None,
+        ttft_s: float | None,
+    ) -> None:
+        """A request was answered whole. Without a prompt there is nothing to tell."""
+        if not prompt.units:
+            return
+        if self._rows.qsize() >= MOST_WAITING:
+            self._counters.request_log_dropped += 1
+            return
+        row: dict[str, Any] = {
+            "time": round(time.time(), 3),
+            "replica": replica,
+            "matched_tokens": matched_tokens,
+        }
+        if ttft_s is not None:
+            row["ttft_ms"] = round(1e3 * ttft_s, 3)
+        if usage is not None:
+            for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
+                value = getattr(usage, name)
+                if value is not None:
+                    row[name] = value
+        if self.bodies and body:
+            # As it came: a line break in JSON stands between values only, and one row is one line.
+            text = body.replace(b"\n", b" ").replace(b"\r", b" ")
+            self._rows.put(orjson.dumps(row)[:-1] + b',"body":' + text + b"}\n")
+            return
+        row["model"] = prompt.model
+        row["block_keys"] = list(prompt.keys)
+        if prompt.layout is TEXT_LAYOUT:
+            row["text_bytes"] = prompt.units
+        else:
+            row["block_tokens"] = prompt.layout.end(1)
+            row.setdefault("prompt_tokens", prompt.units)
+        self._rows.put(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+
+    def close(self) -> None:
+        """Write what waits."""
+        self._rows.put(None)
+        self._thread.join(CLOSE_LIMIT_S)
+
+    # --- in the thread ----------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        while (row := self._rows.get()) is not None:
+            rows = [row]
+            last = False
+            while not self._rows.empty():
+                more = self._rows.get()
+                if more is None:
+                    last = True
+                    break
+                rows.append(more)
+            self._append(rows)
+            if last:
+                break
+        with suppress(OSError):  # what was in its buffer is counted
+            self._file.close()
+
+    def _append(self, rows: list[bytes]) -> None:
+        try:
+            if self._file.tell() >= self.config.rotate_mib * MIB:
+                self._rotate()
+            self._file.write(b"".join(rows))
+            self._file.flush()
+        except (OSError, ValueError) as error:
+            self._counters.request_log_dropped += len(rows)
+            if not self._failing:
+                logger.error("%s cannot be written, rows are dropped: %s", self._path, error)
+            self._failing = True
+        else:
+            self._failing = False
+
+    def _rotate(self) -> None:
+        """``FILE`` becomes ``FILE.1``, that ``FILE.2``, and so on; the last is removed."""
+        self._file.close()
+        keep = self.config.keep
+        if keep:
+            for number in range(keep - 1, 0, -1):
+                older = _numbered(self._path, number)
+                if older.exists():
+                    older.replace(_numbered(self._path, number + 1))
+            self._path.replace(_numbered(self._path, 1))
+        else:
+            self._path.unlink()
+        self._file = _opened(self._path)
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """To append to; readable by its owner alone, if it is new."""
+    return open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.{number}")
