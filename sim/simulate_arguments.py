@@ -37,13 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="policies to compare, in this order: the router's own, other routers' rules such as "
         "sglang_cache_aware, or the bound pooled_cache (default %(default)s)",
     )
-    parser.add_argument(
-        "--rate",
-        type=number(0.0, above=True),
-        default=1.0,
-        metavar="X",
-        help="timed traces: X times as fast as recorded; sessions: X start in a second (default %(default)g)",
-    )
+    add_rate_argument(parser)
     parser.add_argument(
         "--arrivals",
         type=_parsed(ArrivalProcess.parse),
@@ -53,6 +47,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_modes(parser.add_argument_group("other things to do"))
     add_replica_arguments(parser.add_argument_group("replicas"))
     add_fleet_arguments(parser.add_argument_group("routers and what goes between"))
+
+
+def add_rate_argument(parser: argparse.ArgumentParser) -> None:
+    """How fast requests come."""
+    parser.add_argument(
+        "--rate",
+        type=number(0.0, above=True),
+        default=1.0,
+        metavar="X",
+        help="timed traces: X times as fast as recorded; sessions: X start in a second (default %(default)g)",
+    )
 
 
 def _add_modes(group: argparse._ArgumentGroup) -> None:

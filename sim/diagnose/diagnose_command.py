@@ -21,7 +21,12 @@ from sim.diagnose.report_view import html_page, print_report
 from sim.diagnose.sample import open_sample
 from sim.progress_view import ProgressView
 from sim.results_table import table_console
-from sim.simulate_arguments import add_fleet_arguments, add_replica_arguments, simulation_settings
+from sim.simulate_arguments import (
+    add_fleet_arguments,
+    add_rate_argument,
+    add_replica_arguments,
+    simulation_settings,
+)
 
 DEFAULT_REPLICAS = 8
 DEFAULT_WARMUP = 0.25
@@ -60,13 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="policies to simulate; the first stands for the fleet where the log does not tell where "
         "requests went (default %(default)s)",
     )
-    parser.add_argument(
-        "--rate",
-        type=number(0.0, above=True),
-        default=1.0,
-        metavar="X",
-        help="timed traces: X times as fast as recorded; sessions: X start in a second (default %(default)g)",
-    )
+    add_rate_argument(parser)
     parser.add_argument(
         "--dollars-per-hour",
         type=number(0.0),

@@ -14,7 +14,7 @@ as the router's own log has them for prompts that it reads as text.
 
 import gzip
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
@@ -24,6 +24,7 @@ from typing import Any
 import orjson
 
 from router.routing.prompt_blocks import FIRST_BLOCK_BYTES, TEXT_LAYOUT
+from sim.workload.json_lines import json_lines
 from sim.workload.trace import TraceError
 
 ID_LIMIT = 1 << 31
@@ -83,32 +84,13 @@ def read_request_log(path: str | Path, *, requests: int | None = None) -> list[L
     """The rows of ``path``, its first ``requests``. Raises ``TraceError`` with file, line and reason."""
     path = Path(path)
     made: list[LoggedRequest] = []
-    for line, row in _rows(path):
+    for line, row in json_lines(path, EXPECTED):
         if requests is not None and len(made) >= requests:
             break
         made.append(_Row(path, line, row).read())
     if not made:
         raise TraceError(f"{path}: empty; expected one request per line: {EXPECTED}")
     return made
-
-
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        raw = path.read_bytes()
-        if raw[:2] == b"\x1f\x8b":
-            raw = gzip.decompress(raw)
-    except (OSError, EOFError, zlib.error) as error:
-        raise TraceError(f"{path}: cannot be read: {error}") from error
-    for number, line in enumerate(raw.split(b"\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            raise TraceError(f"{path}, line {number}: not JSON ({error}); expected {EXPECTED}") from error
-        if not isinstance(row, dict):
-            raise TraceError(f"{path}, line {number}: a JSON {type(row).__name__}; expected {EXPECTED}")
-        yield number, row
 
 
 class _Row:

@@ -11,22 +11,16 @@ blocks or for the full ones only. Nothing is repaired in silence: a row that doe
 file, line and reason. Sorted are only unsorted timestamps.
 """
 
-import gzip
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import orjson
-
+from sim.workload.json_lines import Row, json_lines
 from sim.workload.trace import Trace, TraceError, TraceRequest
 
 DEFAULT_BLOCK_TOKENS = 512
 OTHER_BLOCK_TOKENS = (16, 32, 64, 128, 256, 1024, 2048)
 """Tried in this order when the default disagrees with the lengths."""
 ID_LIMIT = 1 << 64
-
-_Row = tuple[int, dict[str, Any]]
 
 
 def read_trace(path: str | Path, *, block_tokens: int | None = None, requests: int | None = None) -> Trace:
@@ -36,7 +30,7 @@ def read_trace(path: str | Path, *, block_tokens: int | None = None, requests: i
     agrees with every row. Raises ``TraceError``.
     """
     path = Path(path)
-    rows = list(_rows(path))
+    rows = list(json_lines(path, f"an object with {_FIELDS}"))
     if not rows:
         raise TraceError(f"{path}: empty; expected one JSON object per line with {_FIELDS}")
     if all("timestamp" in row and "session_id" not in row for _, row in rows):
@@ -54,29 +48,6 @@ def read_trace(path: str | Path, *, block_tokens: int | None = None, requests: i
 _FIELDS = "input_length, output_length, hash_ids and timestamp or session_id"
 
 
-def _rows(path: Path) -> Iterator[_Row]:
-    try:
-        raw = path.read_bytes()
-        if raw[:2] == b"\x1f\x8b":
-            raw = gzip.decompress(raw)
-    except (OSError, EOFError, zlib.error) as error:
-        raise TraceError(f"{path}: cannot be read: {error}") from error
-    for number, line in enumerate(raw.split(b"\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            raise TraceError(
-                f"{path}, line {number}: not JSON ({error}); expected an object with {_FIELDS}"
-            ) from error
-        if type(row) is not dict:
-            raise TraceError(
-                f"{path}, line {number}: a JSON {type(row).__name__}, expected an object with {_FIELDS}"
-            )
-        yield number, row
-
-
 def _time(path: Path, line: int, row: dict[str, Any]) -> float:
     value = row["timestamp"]
     if type(value) not in (int, float) or not abs(value) < float("inf"):
@@ -84,9 +55,9 @@ def _time(path: Path, line: int, row: dict[str, Any]) -> float:
     return float(value)
 
 
-def _by_session(path: Path, rows: list[_Row]) -> list[_Row]:
+def _by_session(path: Path, rows: list[Row]) -> list[Row]:
     """Session by session in order of first appearance, turn by turn."""
-    sessions: dict[str, list[_Row]] = {}
+    sessions: dict[str, list[Row]] = {}
     for line, row in rows:
         session = row.get("session_id")
         if type(session) not in (str, int):
@@ -95,7 +66,7 @@ def _by_session(path: Path, rows: list[_Row]) -> list[_Row]:
                 "rows; a trace is either all sessions or all timestamps"
             )
         sessions.setdefault(str(session), []).append((line, row))
-    ordered: list[_Row] = []
+    ordered: list[Row] = []
     for name, turns in sessions.items():
         if all("turn" in row for _, row in turns):
             seen: dict[Any, int] = {}
@@ -137,7 +108,7 @@ def _check_lengths(path: Path, line: int, row: dict[str, Any]) -> None:
             )
 
 
-def _block_tokens(rows: list[_Row]) -> int:
+def _block_tokens(rows: list[Row]) -> int:
     """The first usual block size that agrees with every row; the default when none does."""
     for size in (DEFAULT_BLOCK_TOKENS, *OTHER_BLOCK_TOKENS):
         if all(_agrees(len(row["hash_ids"]), row["input_length"], size) for _, row in rows):
@@ -172,7 +143,7 @@ def _request(path: Path, line: int, row: dict[str, Any], size: int) -> TraceRequ
     )
 
 
-def _check_chains(path: Path, rows: list[_Row], made: tuple[TraceRequest, ...]) -> None:
+def _check_chains(path: Path, rows: list[Row], made: tuple[TraceRequest, ...]) -> None:
     """An id must always follow the same id: it names the block *and* all before it."""
     parents: dict[int, tuple[int | None, int]] = {}
     for (line, _), request in zip(rows, made, strict=False):
