@@ -76,7 +76,11 @@ class StateConfig(Section):
     def _fits(self) -> "StateConfig":
         of_memory = {"snapshot", "snapshot_interval_s"}
         belong = of_memory if self.kind == "memory" else set(type(self).model_fields) - of_memory
-        other = sorted(self.model_fields_set - belong - {"kind"})
+        other = sorted(  # a default that is written out, as --check does, asks for nothing
+            name
+            for name in self.model_fields_set - belong - {"kind"}
+            if getattr(self, name) != type(self).model_fields[name].default
+        )
         if other:
             raise ValueError(f"{', '.join(other)}: not for kind {self.kind}; remove, or change kind")
         if self.kind == "redis":
