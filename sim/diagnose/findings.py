@@ -178,15 +178,23 @@ def _routing(diagnosis: Diagnosis) -> Iterator[Finding]:
     if lost <= LOSS_SHARE * diagnosis.account.prompt_tokens:
         return
     best = max(diagnosis.policies, key=lambda policy: diagnosis.simulated_tokens[policy])
-    share = diagnosis.account.share(diagnosis.simulated_tokens[best])
-    evidence = [f"{best} would have cached {share:.1%}, simulated with this router's own code"]
-    advice = ADVICE[Cause.ROUTING]
+    there = diagnosis.as_routed_tokens
+    if there is None:
+        there = diagnosis.simulated_tokens[diagnosis.policies[0]]
+    share = diagnosis.account.share
+    evidence = [
+        f"{best} would have cached {share(diagnosis.simulated_tokens[best]):.1%}, simulated with this "
+        "router's own code"
+    ]
     if diagnosis.as_routed_tokens is not None:
-        routed = diagnosis.account.share(diagnosis.as_routed_tokens)
-        evidence.append(f"where the log says requests went, caches of this size had {routed:.1%}")
-        won = diagnosis.simulated_tokens[best] - diagnosis.as_routed_tokens
-        if won > 0:
-            advice += f": {best} wins {won:,} of these tokens"
+        evidence.append(f"where the log says requests went, caches of this size had {share(there):.1%}")
+    won = diagnosis.simulated_tokens[best] - there
+    advice = f"{ADVICE[Cause.ROUTING]}: {best} wins {won:,} of these tokens"
+    if won <= 0:
+        advice = (
+            f"what {best} leaves: another replica chosen because the warm one was busy, or a prefix "
+            "computed on two at once; try others with --policy A,B"
+        )
     yield Finding(
         Cause.ROUTING,
         "prefixes are computed on more than one replica",
