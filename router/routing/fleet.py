@@ -93,7 +93,7 @@ class Fleet:
         self._learn_ratio = layout is TEXT_LAYOUT
         self._shortlist = Shortlist(self.replicas, rng or random.Random(0))
         self.traffic = Traffic(settings.slo_ttft_s, settings.slo_tpot_s, settings.expected_output_tokens)
-        self._hot = HotPrefixes(self.caches, window_s=settings.slo_ttft_s)
+        self._hot = HotPrefixes(self.caches, self.replicas, window_s=settings.slo_ttft_s)
         self._mean_utilization = 0.0
         self._mean_utilization_at = -UTILIZATION_REFRESH_S
         self.held = 0
@@ -134,8 +134,8 @@ class Fleet:
         self._expect_first_tokens(now)
         levels = self.caches.levels(prompt)
         request = self._request(prompt, now, session, levels)
-        if levels and not tried:
-            self._count_heat(request, prompt, levels)
+        if levels and (work_s := self._hot.price(request, prompt, levels)) is not None and not tried:
+            self._hot.asked(prompt, levels, work_s, now)
         candidates: Sequence[ReplicaState] = found.replicas
         if len(candidates) > PRICE_ALL_UP_TO and rule.samples:
             candidates = self._shortlist.draw(candidates, found.bits, levels)
@@ -156,7 +156,10 @@ class Fleet:
         """The decision, what every candidate would cost, and the figures behind the prices."""
         candidates = self.replicas.candidates(prompt.model, ()).replicas
         self._expect_first_tokens(now)
-        request = self._request(prompt, now, session, self.caches.levels(prompt))
+        levels = self.caches.levels(prompt)
+        request = self._request(prompt, now, session, levels)
+        if levels:
+            self._hot.price(request, prompt, levels)
         rule = self._rule(policy)
         assessments = rule.assess(request, candidates)
         if len(candidates) == 1:
@@ -190,16 +193,7 @@ class Fleet:
             self._utilization(now),
             self.traffic.decode_price,
             self._expected_output(prompt),
-            self._hot.copy_price(prompt, levels, 1.0 - self._utilization(now), now),
         )
-
-    def _count_heat(self, request: RoutingRequest, prompt: Prompt, levels: list[tuple[int, int]]) -> None:
-        """Only work that its holders have to queue heats a prefix: where nothing is queued nothing spills."""
-        holders, tokens = levels[-1]
-        holder = self.replicas.by_index[(holders & -holders).bit_length() - 1]
-        if holder.ledger.queued:
-            prefill_s = holder.cost.prefill_s(request.prompt_tokens - tokens, tokens)
-            self._hot.asked(prompt, levels, prefill_s, request.now)
 
     def _utilization(self, now: float) -> float:
         """Mean share of the last minute that prefill fills on replicas that get work; counted again every

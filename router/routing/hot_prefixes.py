@@ -5,42 +5,55 @@ from collections.abc import Iterator, Sequence
 from router.routing.cache_beliefs import CacheBeliefs
 from router.routing.heat import Heat
 from router.routing.prompt_blocks import Prompt
+from router.routing.roster import Roster
+from router.routing.view import RoutingRequest
 
 HEAD_TOKENS = 1_024
 """Prompts are looked at twice: as far as they are cached, and this far."""
+WORTH_A_LOOK = 0.1
+"""Holders whose queue is shorter than this share of what a hit saves are not left: no need to look."""
 
 Levels = Sequence[tuple[int, int]]
-"""(replicas as bits, how many tokens of the prompt they hold), the deepest last."""
+"""(replicas as bits, how many tokens of the prompt they hold), the deepest last; at least one."""
 
 
 class HotPrefixes:
-    """Owned by the fleet, which tells it of every request that begins like something cached."""
+    """Owned by the fleet, which shows it every request that begins like something cached."""
 
-    __slots__ = ("_caches", "_heat")
+    __slots__ = ("_caches", "_heat", "_replicas")
 
-    def __init__(self, caches: CacheBeliefs, window_s: float) -> None:
+    def __init__(self, caches: CacheBeliefs, replicas: Roster, window_s: float) -> None:
         self._caches = caches
+        self._replicas = replicas.by_index
         self._heat = Heat(window_s)
+
+    def price(self, request: RoutingRequest, prompt: Prompt, levels: Levels) -> float | None:
+        """Set ``request.copy_price``; returns the seconds the request needs on a holder if that is crowded.
+
+        ``None``: its holders have next to nothing queued, and nobody will leave them.
+        """
+        holders, tokens = levels[-1]
+        holder = self._replicas[(holders & -holders).bit_length() - 1]
+        if not holder.ledger.queued:
+            return None
+        prefill_s = holder.cost.prefill_s(request.prompt_tokens - tokens, tokens)
+        saved_s = holder.cost.prefill_s(request.prompt_tokens, 0) - prefill_s
+        if holder.ledger.backlog_s(request.now) + holder.held.prefill_s < WORTH_A_LOOK * saved_s:
+            return None
+        spare = 1.0 - request.fleet_utilization
+        request.copy_price = min(
+            (
+                self._heat.price_share(key, holders.bit_count(), spare, request.now)
+                for key, holders in self._beginnings(prompt, levels)
+            ),
+            default=1.0,
+        )
+        return prefill_s
 
     def asked(self, prompt: Prompt, levels: Levels, prefill_s: float, now: float) -> None:
         """A request needs ``prefill_s`` seconds on those who hold most of it."""
         for key, _ in self._beginnings(prompt, levels):
             self._heat.asked(key, prefill_s, now)
-
-    def copy_price(self, prompt: Prompt, levels: Levels, spare: float, now: float) -> float:
-        """The share of its price on others that computing the cached prefix once more counts, 0 to 1.
-
-        ``spare``: share of the fleet's time that prefill does not fill.
-        """
-        if not levels:
-            return 1.0
-        return min(
-            (
-                self._heat.price_share(key, holders.bit_count(), spare, now)
-                for key, holders in self._beginnings(prompt, levels)
-            ),
-            default=1.0,
-        )
 
     def _beginnings(self, prompt: Prompt, levels: Levels) -> Iterator[tuple[int, int]]:
         """The longest cached prefix, and where that is longer the head: (key, replicas that hold it as bits).
