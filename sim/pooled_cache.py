@@ -81,6 +81,12 @@ class PooledFinish(Watcher):
         """Every candidate has what the pool has."""
         return self._rule.choose(self._known(request), candidates)
 
+    def copy(self) -> "PooledFinish":
+        """An independent one in the same state, before the same pool."""
+        twin = PooledFinish(random.Random())
+        twin.cache, twin._rule, twin._cached_tokens = self.cache, self._rule.copy(), self._cached_tokens
+        return twin
+
     def assess(self, request: RoutingRequest, candidates: Sequences[Candidate]) -> list[Assessment]:
         """Every candidate has what the pool has."""
         return self._rule.assess(self._known(request), candidates)

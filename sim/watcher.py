@@ -5,6 +5,8 @@ results of their own; they are ``Watcher``s and hear of every event of the route
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
+from typing import Self
 
 from replica.contract.load_report import LoadReport
 from router.routing.in_flight import InFlight
@@ -17,6 +19,10 @@ class Watcher:
 
     metrics_every_s: float | None = None
     """How often it reads the replicas' metrics; ``None``: it does not."""
+
+    def copy(self) -> Self:
+        """An independent one in the same state."""
+        return deepcopy(self)
 
     def arriving(self, prompt: Prompt) -> None:
         """``prompt`` is what the next question is about."""

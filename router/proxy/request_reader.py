@@ -108,8 +108,10 @@ class RequestReader:
             return head, 0
         start = len(before)
         end = buffer.find(b"\r", start, start + MAX_LENGTH_DIGITS + 1)
+        if end < 0 or not buffer.startswith(after, end):
+            return None
         digits = buffer[start:end]
-        if end < 0 or not digits.isdigit() or not buffer.startswith(after, end):
+        if not digits.isdigit():
             return None
         self.buffer = buffer[end + len(after) :]
         return head, int(digits)

@@ -9,7 +9,6 @@ Between reading and changing there is no ``await``, so nothing here needs a lock
 
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -165,7 +164,7 @@ class Fleet:
         if len(candidates) == 1:
             return self._only(request, candidates[0]), assessments, request
         # A copy decides: asking must not advance a turn or a random generator.
-        return deepcopy(rule).choose(request, candidates), assessments, request
+        return rule.copy().choose(request, candidates), assessments, request
 
     def _request(
         self, prompt: Prompt, now: float, session: str | None, levels: list[tuple[int, int]]

@@ -1,7 +1,7 @@
 """Work reserved on one replica: predicted prefill until the first token, decoding until the last byte."""
 
 from math import exp
-from typing import Protocol
+from typing import Final, Protocol
 
 UTILIZATION_WINDOW_S = 60.0
 UTILIZATION_REFRESH_S = 0.25
@@ -27,7 +27,9 @@ class Booking:
 
     __slots__ = ("expected_output_tokens", "new_tokens", "prior_s", "state")
 
-    QUEUED, DECODING, RELEASED = 0, 1, 2
+    QUEUED: Final = 0
+    DECODING: Final = 1
+    RELEASED: Final = 2
 
     def __init__(self, prior_s: float, new_tokens: int, expected_output_tokens: int) -> None:
         self.prior_s = prior_s

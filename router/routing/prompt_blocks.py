@@ -7,11 +7,13 @@ head, where prompts part ways, doubling every 32 blocks, so that 2 / 32 / 256 Ki
 A block's key is chained: it names the block and everything before it, in all 64 bits.
 """
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from operator import xor
+from sys import byteorder
 from typing import TYPE_CHECKING, Any, Protocol
 
 import mmh3
@@ -149,15 +151,18 @@ def block_keys(text: bytes, root: int) -> list[int]:
     >>> [hex(key) for key in block_keys(b"x" * 600, root=1)]
     ['0x999d66ac06d6c719', '0xdd9946a568c684d']
     """
-    digest = mmh3.mmh3_x64_128_utupledigest
-    hashes: list[int] = []
+    digest = mmh3.mmh3_x64_128_digest
+    digests: list[bytes] = []
     start, size, length = 0, FIRST_BLOCK_BYTES, len(text)
-    while start + size <= length and len(hashes) < MAX_BLOCKS:
+    while start + size <= length and len(digests) < MAX_BLOCKS:
         # One size: up to 32 blocks. The place of a block is in its hash, so order counts in the chain.
         stop = min(start + size * BLOCKS_PER_SIZE, length - (length - start) % size)
-        hashes += [digest(text[at : at + size], at)[0] for at in range(start, stop, size)]
+        digests += [digest(text[at : at + size], at) for at in range(start, stop, size)]
         start, size = start + size * BLOCKS_PER_SIZE, size * 2
-    return list(accumulate(hashes, xor, initial=root))[1:]
+    halves = array("Q", b"".join(digests))
+    if byteorder == "big":
+        halves.byteswap()  # digests are little-endian everywhere
+    return list(accumulate(halves[::2], xor, initial=root))[1:]
 
 
 def read_prompt(body: bytes) -> Prompt:

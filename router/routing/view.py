@@ -190,5 +190,8 @@ class Policy(Protocol):
     def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Decision:
         """The decision for ``request``. ``candidates`` are usable and not yet tried."""
 
+    def copy(self) -> "Policy":
+        """An independent one in the same state: what it chooses does not change what this one will."""
+
     def assess(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Assessment]:
         """What each candidate would cost, in the candidates' order; chooses nothing."""

@@ -34,6 +34,12 @@ class BoundedHash:
             return decision._replace(reason=Reason.SPILL)
         return decision._replace(reason=Reason.WARM if decision.matched_tokens else Reason.COLD)
 
+    def copy(self) -> "BoundedHash":
+        """An independent one in the same state."""
+        twin = BoundedHash(random.Random(), self._bound)
+        twin._without = self._without.copy()
+        return twin
+
     def assess(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Assessment]:
         """Wait and prefill, for information: the hash decides."""
         return assess_own_delay(request, candidates)

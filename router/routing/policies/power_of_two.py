@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from router.routing.decision import Assessment, Decision
 from router.routing.policies.load_measure import LOAD_MEASURES
 from router.routing.policies.own_delay import assess_own_delay, decide_by_load
+from router.routing.policies.same_state import same_state
 from router.routing.view import Candidate, RoutingRequest
 
 
@@ -16,6 +17,7 @@ class PowerOfTwo:
 
     def __init__(self, rng: random.Random, measure: str = "outstanding_tokens") -> None:
         self._rng = rng
+        self._measure = measure
         self._load = LOAD_MEASURES[measure]
 
     def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Decision:
@@ -28,6 +30,10 @@ class PowerOfTwo:
         one, other = candidates[first], candidates[second]
         less = one if self._load(one, request.now) <= self._load(other, request.now) else other
         return decide_by_load(request, less)
+
+    def copy(self) -> "PowerOfTwo":
+        """An independent one in the same state."""
+        return PowerOfTwo(same_state(self._rng), self._measure)
 
     def assess(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Assessment]:
         """Wait and prefill for information; which two are drawn is chance."""

@@ -30,6 +30,7 @@ import random
 from collections.abc import Sequence
 
 from router.routing.decision import Assessment, Decision, Reason
+from router.routing.policies.same_state import same_state
 from router.routing.view import Candidate, RoutingRequest
 
 MAX_LATER_ARRIVALS = 32.0
@@ -68,6 +69,10 @@ class PredictedFinish:
             prefill - prefills[warmest],
             waits[warmest] - wait,
         )
+
+    def copy(self) -> "PredictedFinish":
+        """An independent one in the same state."""
+        return PredictedFinish(same_state(self._rng))
 
     def assess(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Assessment]:
         """Every candidate's cost (module docstring)."""

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from router.routing.decision import Assessment, Decision, Reason
 from router.routing.policies.own_delay import assess_own_delay
+from router.routing.policies.same_state import same_state
 from router.routing.view import Candidate, RoutingRequest
 
 
@@ -61,6 +62,10 @@ class PrefixAffinity:
         least = min(row.total_s for row in rows)
         best = [row for row in rows if row.total_s == least]
         return best[0] if len(best) == 1 else self._rng.choice(best)
+
+    def copy(self) -> "PrefixAffinity":
+        """An independent one in the same state."""
+        return PrefixAffinity(same_state(self._rng), self._price)
 
     def assess(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Assessment]:
         """Wait and prefill on every candidate."""

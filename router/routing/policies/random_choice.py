@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from router.routing.decision import Assessment, Decision
 from router.routing.policies.own_delay import assess_own_delay, decide_by_load
+from router.routing.policies.same_state import same_state
 from router.routing.view import Candidate, RoutingRequest
 
 
@@ -19,6 +20,10 @@ class RandomChoice:
     def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Decision:
         """One candidate at random."""
         return decide_by_load(request, self._rng.choice(candidates))
+
+    def copy(self) -> "RandomChoice":
+        """An independent one in the same state."""
+        return RandomChoice(same_state(self._rng))
 
     def assess(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Assessment]:
         """Wait and prefill, for information: they decide nothing here."""

@@ -7,7 +7,7 @@ the next highest.
 """
 
 from collections.abc import Sequence
-from math import ceil, inf, log
+from math import ceil, fsum, inf, log
 
 import mmh3
 
@@ -23,7 +23,7 @@ def home(key: bytes, candidates: Sequence[Candidate], bound: float = inf) -> tup
     (the new request counted, weights respected), rounded up. Cost: O(candidates log candidates).
     """
     in_flight = [candidate.ledger.queued + candidate.ledger.decoding for candidate in candidates]
-    per_weight = (sum(in_flight) + 1) / sum(candidate.weight for candidate in candidates)
+    per_weight = (sum(in_flight) + 1) / fsum(candidate.weight for candidate in candidates)
     ranked = sorted(
         range(len(candidates)),
         key=lambda i: _rank(key, candidates[i].name, candidates[i].weight),

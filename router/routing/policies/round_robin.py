@@ -22,6 +22,12 @@ class RoundRobin:
         self._last = chosen.index
         return decide_by_load(request, chosen)
 
+    def copy(self) -> "RoundRobin":
+        """An independent one in the same state."""
+        twin = RoundRobin(random.Random())
+        twin._last = self._last
+        return twin
+
     def assess(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Assessment]:
         """Wait and prefill, for information: they decide nothing here."""
         return assess_own_delay(request, candidates)

@@ -30,6 +30,12 @@ class Session:
         chosen, first = home(request.session.encode("utf-8", "surrogatepass"), candidates, self._bound)
         return decide_by_load(request, chosen)._replace(reason=Reason.SESSION if first else Reason.SPILL)
 
+    def copy(self) -> "Session":
+        """An independent one in the same state."""
+        twin = Session(random.Random(), self._bound)
+        twin._without = self._without.copy()
+        return twin
+
     def assess(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Assessment]:
         """What predicted finish would make of it, for information."""
         return self._without.assess(request, candidates)

@@ -1,0 +1,72 @@
+"""Compiles the request path with mypyc where a wheel is built; everything else stands in pyproject.toml.
+
+``pip install .`` compiles, ``pip install -e .`` does not: what is edited must be what runs. ``make compile``
+compiles in place. Without a C compiler, or with WARMROUTE_PURE=1, the same code runs as plain Python.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CCompilerError, ExecError, PlatformError
+
+STRUCTS = ("kv_events_wire.py", "peer_events.py")
+"""msgspec makes classes of these when they are imported: mypyc cannot."""
+DECIDES = tuple(
+    path
+    for folder in ("replica/contract", "router/routing")
+    for path in Path(folder).rglob("*.py")
+    if path.name not in STRUCTS
+)
+CARRIES = tuple(
+    Path("router/proxy", f"{name}.py")
+    for name in (
+        "answer",
+        "attempt",
+        "body_framing",
+        "client_connection",
+        "counters",
+        "exchange",
+        "own_routes",
+        "replica_connection",
+        "replica_pool",
+        "request_head",
+        "request_reader",
+        "response_head",
+        "router_error",
+        "service",
+        "settings",
+        "stream_watch",
+    )
+)
+BUILDS = ("bdist_wheel", "build_ext")
+
+
+def extensions() -> list[Extension]:
+    """The modules of the request path as C extensions, when one is to be built."""
+    if os.environ.get("WARMROUTE_PURE") or not any(command in sys.argv for command in BUILDS):
+        return []
+    from mypyc.build import mypycify
+
+    groups = [(sorted(map(str, paths)), name) for paths, name in ((DECIDES, "decides"), (CARRIES, "carries"))]
+    options = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
+    files = [path for paths, _ in groups for path in paths]
+    made: list[Extension] = mypycify(options + files, separate=groups, opt_level="2", debug_level="0")
+    return made
+
+
+class BuildIfPossible(build_ext):
+    """Compiles, or says why not and leaves plain Python."""
+
+    def run(self) -> None:
+        self.parallel = self.parallel or os.cpu_count()
+        try:
+            super().run()
+        except (CCompilerError, ExecError, PlatformError) as error:
+            print(f"warmroute is not compiled, and will use about twice the CPU: {error}", file=sys.stderr)
+            self.extensions = []
+
+
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildIfPossible})
