@@ -15,7 +15,7 @@ SOURCES := router replica sim warmroute.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check load chaos soak bench size clean
+.PHONY: help demo test lint check compile pure test-compiled load chaos soak bench size clean
 
 help: ## say what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -34,6 +34,16 @@ lint: $(VENV)/dev.stamp ## format, style, types and import contracts
 
 check: lint test ## lint and test
 
+compile: $(VENV)/dev.stamp pure ## the request path as C extensions, in place (needs a C compiler)
+	$(BIN)/python setup.py -q build_ext --inplace
+
+pure: ## remove what make compile made: plain Python again
+	find replica router -name '*.so' -delete
+	rm -rf ./*__mypyc*.so build
+
+test-compiled: compile ## the router's tests on what make compile made
+	$(BIN)/pytest tests/router tests/contract
+
 load: $(VENV)/dev.stamp ## streaming chat users against a router with tiny replicas, 20 seconds
 	$(BIN)/python -m tests.load.run_load $(LOAD_ARGS)
 
@@ -43,9 +53,11 @@ chaos: $(VENV)/dev.stamp ## kill, freeze and break replicas behind a router for 
 soak: $(VENV)/dev.stamp ## memory over 200,000 unique prompts, 5,000 streams at once, stalls of the event loop
 	$(BIN)/python -m tests.load.run_soak $(SOAK_ARGS)
 
-bench: $(VENV)/dev.stamp ## the router's own cost per request and event (needs wrk, and rivals from BENCH/setup_rivals.sh)
+bench: $(VENV)/dev.stamp ## what the compiled router costs per request and event (needs wrk, a C compiler, and rivals from BENCH/setup_rivals.sh)
 	@test -f $(BENCH)/proxybench.py || { echo "no $(BENCH)/proxybench.py; set BENCH to the folder that holds it" >&2; exit 1; }
-	OURS='$(abspath $(BIN))/warmroute serve --listen 127.0.0.1:{port} {replica_flags}' \
+	$(PYTHON) -m venv $(VENV)/compiled
+	$(VENV)/compiled/bin/pip install -q .
+	OURS='$(abspath $(VENV))/compiled/bin/warmroute serve --listen 127.0.0.1:{port} {replica_flags}' \
 	RIVALS=$(abspath $(RIVALS)) $(BIN)/python $(BENCH)/proxybench.py $(BENCH_ARGS)
 
 size: $(VENV)/demo.stamp ## lines per package and file, installed size of what the router needs

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 import uvloop
 
+from router.compiled import is_compiled
 from router.config import ConfigError, RouterConfig
 from router.proxy.admin import Admin
 from router.proxy.config_change import replica_changes, require_changeable
@@ -69,6 +70,8 @@ class Router:
         await self.data_plane.start(None if self._tls is None else self._tls.context)
         self._started.set()
         usable = sum(replica.usable for replica in self.fleet.replicas)
+        if not is_compiled():
+            log.info("the request path is plain Python; compiled (docs/operations.md) it takes half the CPU")
         log.info(
             "listening on %s (admin %s), policy %s, %d of %d replicas up",
             self.data_plane.address,

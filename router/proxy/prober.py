@@ -98,7 +98,7 @@ class Prober:
         rounds = 0
         logged: HealthState | None = None
         doubted = self._doubted[replica]
-        while True:
+        while replica in self._accesses:
             failure = await self._probe(session, replica)
             well = failure is None
             if well and (rounds % MODELS_EVERY == 0 or not replica.models):
