@@ -642,7 +642,7 @@ class Fleet:
         """
         assert settings.exact == self.settings.exact, "how prompts are read is fixed at the start"
         if settings.slo_ttft_s != self.settings.slo_ttft_s:  # what is hot shows again within that time
-            self._hot = HotPrefixes(self.caches, window_s=settings.slo_ttft_s)
+            self._hot = HotPrefixes(self.caches, self.replicas, window_s=settings.slo_ttft_s)
         self.policy, self.selectable, self.settings = policy, selectable, settings
         self.traffic.slo_changed(settings.slo_ttft_s, settings.slo_tpot_s)
         for replica in self.replicas:

@@ -1,6 +1,5 @@
 """Bug cases of the category security that no test beside the proxy's own proves."""
 
-import asyncio
 import json
 import logging
 from collections.abc import Sequence
