@@ -179,6 +179,20 @@ def test_conversations_of_a_log_are_replayed_turn_by_turn() -> None:
     assert diagnosed(sample, 100_000).account.cached_tokens > 0
 
 
+def test_the_pool_is_one_lru_cache_of_the_fleets_size() -> None:
+    rows = [
+        LoggedRequest(k + 1, block_keys=(k % 7 * 10 + 1, k % 7 * 10 + 2), block_tokens=16, prompt_tokens=33)
+        for k in range(40)
+    ]
+    # Seven prompts of two blocks in turn; a head is younger than its tail, so it is the last to go.
+    for blocks, hits in ((12, 0), (13, 33 * 16), (14, 33 * 32), (20, 33 * 32)):
+        told = [replace(row, replica="r0") for row in rows]
+        diagnosis = diagnosed(sample_of_log("log", told), blocks * 8, replicas=2)
+        assert (diagnosis.pooled_tokens, diagnosis.ideal_tokens) == (hits, 33 * 32)
+        alone = diagnosed(sample_of_log("log", told), blocks * 16, replicas=1)
+        assert (alone.pooled_tokens, alone.as_routed_tokens) == (hits, hits)
+
+
 def conversation(turns: int, **told: Any) -> list[LoggedRequest]:
     """One conversation: questions of 400 characters, answers of 800."""
     said: list[dict[str, str]] = []
