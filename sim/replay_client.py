@@ -11,6 +11,8 @@ import orjson
 from sim.sse import EventStream
 
 DETAIL_CHARACTERS = 300
+CONTENT_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls", "function_call")
+"""Of a delta. vLLM calls reasoning either way, by its version."""
 
 
 @dataclass(slots=True)
@@ -139,10 +141,10 @@ def _take(
 
 
 def _has_content(choice: dict[str, Any]) -> bool:
+    """Whether a choice of an event holds a token, of whatever is shown or not.
+
+    >>> _has_content({"delta": {"content": ""}}), _has_content({"delta": {"reasoning": "so"}})
+    (False, True)
+    """
     delta = choice.get("delta") or {}
-    return bool(
-        delta.get("content")
-        or delta.get("reasoning_content")
-        or delta.get("tool_calls")
-        or choice.get("text")
-    )
+    return bool(choice.get("text") or any(delta.get(field) for field in CONTENT_FIELDS))

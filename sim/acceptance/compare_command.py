@@ -14,7 +14,7 @@ from rich.table import Table
 
 from sim.acceptance.token_answers import AskSettings, TokenAnswer, token_answers
 from sim.acceptance.verdict import Rule, Verdict, verdict
-from sim.command_arguments import number, whole_number
+from sim.command_arguments import add_api_key_argument, number, whole_number
 from sim.diagnose.request_log import read_request_log
 from sim.estimates import Estimate
 from sim.first_model import Unreachable, first_model
@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="requests at once: batches change what is computed, so the noise is measured under load, too "
         "(default %(default)s)",
     )
+    add_api_key_argument(parser, "the API key of both servers")
     group = parser.add_argument_group("the rule, fixed before the run")
     for name, what in (
         ("most-flips", "more answers that differ anywhere, as a share"),
@@ -122,8 +123,8 @@ async def _three_runs(
 ) -> list[list[TokenAnswer]]:
     """The baseline, the candidate, the baseline again; one after the other, for they may share a machine."""
     models = [
-        args.baseline_model or (await first_model(args.baseline)).name,
-        args.candidate_model or (await first_model(args.candidate)).name,
+        args.baseline_model or (await first_model(args.baseline, args.headers)).name,
+        args.candidate_model or (await first_model(args.candidate, args.headers)).name,
     ]
     runs = []
     for name, url, model in (
@@ -131,7 +132,7 @@ async def _three_runs(
         ("candidate", args.candidate, models[1]),
         ("baseline again", args.baseline, models[0]),
     ):
-        settings = AskSettings(model, args.output_tokens, args.concurrency)
+        settings = AskSettings(model, args.output_tokens, args.concurrency, headers=args.headers)
 
         def done(count: int, name: str = name) -> None:
             progress(name, count, len(bodies))

@@ -37,6 +37,7 @@ class AskSettings:
     """Fewer where the prompt asks for fewer."""
     concurrency: int = 8
     silence_limit_s: float = 300.0
+    headers: Mapping[str, str] | None = None
 
 
 async def token_answers(
@@ -52,7 +53,9 @@ async def token_answers(
     turns = asyncio.Semaphore(settings.concurrency)
     done = 0
 
-    async with aiohttp.ClientSession(timeout=limits, connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with aiohttp.ClientSession(
+        timeout=limits, connector=aiohttp.TCPConnector(limit=0), headers=settings.headers
+    ) as session:
 
         async def ask(body: Mapping[str, Any]) -> TokenAnswer:
             nonlocal done

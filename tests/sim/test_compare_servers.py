@@ -36,13 +36,15 @@ def same(number: int, body: Mapping[str, Any]) -> Tokens:
 
 @asynccontextmanager
 async def server(
-    answerer: Answerer = same, *, logprobs: bool = True, status: int = 200
+    answerer: Answerer = same, *, logprobs: bool = True, status: int = 200, key: str | None = None
 ) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
     """Streams what ``answerer`` says to request number n; gives its URL and what it received."""
     received: list[dict[str, Any]] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        if request.headers.get("authorization") != key:
+            return web.json_response({"error": {"message": "who are you"}}, status=401)
         if status != 200 or (body.get("logprobs") and not logprobs):
             return web.json_response({"error": {"message": "no"}}, status=status if status != 200 else 400)
         received.append(body)
@@ -175,6 +177,16 @@ def test_text_prompts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     _, made = run(capsys, tmp_path, flipping(2), prompts=prompts)
     assert {"KL, nats"} <= set(words(made))
     assert words(made)["answers that flip"] == "rejected"
+
+
+def test_servers_that_want_a_key(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPARE_TEST_KEY", "sesame")
+    code, made = run(capsys, tmp_path, same, same, "--api-key-env", "COMPARE_TEST_KEY", key="Bearer sesame")
+    assert (code, made["verdict"]) == (0, "accepted")
+    code, said = run(capsys, tmp_path, key="Bearer sesame")
+    assert code == 1 and "status 401" in said
 
 
 def test_a_server_that_fails(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
