@@ -181,6 +181,8 @@ class RequestLogConfig(Section):
     file: str
     prompts: Literal["keys", "bodies"] = "keys"
     """``keys``: hashes of blocks, which tell only what prompts share. ``bodies``: all that was asked."""
+    app_header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]+$")] | None = None
+    """A request header that names the caller's application or tenant."""
     rotate_mib: PositiveFloat = 100.0
     """A file this large becomes FILE.1, and that FILE.2."""
     keep: NonNegativeInt = 5

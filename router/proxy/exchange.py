@@ -399,7 +399,7 @@ class Exchange:
             if service.request_log is not None:
                 matched = attempt.decision.matched_tokens
                 service.request_log.answered(
-                    self.body, self._prompt, attempt.name, matched, usage, self._ttft_s
+                    self._head, self.body, self._prompt, attempt.name, matched, usage, self._ttft_s
                 )
         if client.write_paused and attempt.connection is not None:
             attempt.connection.transport.resume_reading()

@@ -18,12 +18,14 @@ import orjson
 
 from router.config import ConfigError, RequestLogConfig
 from router.proxy.counters import Counters
+from router.proxy.request_head import RequestHead
 from router.routing.in_flight import Usage
 from router.routing.prompt_blocks import TEXT_LAYOUT, Prompt
 
 logger = logging.getLogger("warmroute.requests")
 
 MOST_WAITING = 10_000
+MOST_APP_BYTES = 128
 CLOSE_LIMIT_S = 5.0
 MIB = 1 << 20
 
@@ -36,6 +38,7 @@ class RequestLog:
         self.config = config
         self.bodies = config.prompts == "bodies"
         """A request's body is wanted when it is answered."""
+        self._app_mark = None if config.app_header is None else config.app_header.lower().encode() + b":"
         self._counters = counters
         self._path = Path(config.file)
         try:
@@ -52,6 +55,7 @@ class RequestLog:
 
     def answered(
         self,
+        head: RequestHead,
         body: bytes,
         prompt: Prompt,
         replica: str,
@@ -70,6 +74,11 @@ class RequestLog:
             "replica": replica,
             "matched_tokens": matched_tokens,
         }
+        if head.session is not None:
+            row["session"] = head.session
+        app = self._app(head)
+        if app is not None:
+            row["app"] = app
         if ttft_s is not None:
             row["ttft_ms"] = round(1e3 * ttft_s, 3)
         if usage is not None:
@@ -90,6 +99,15 @@ class RequestLog:
             row["block_tokens"] = prompt.layout.end(1)
             row.setdefault("prompt_tokens", prompt.units)
         self._rows.put(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+
+    def _app(self, head: RequestHead) -> str | None:
+        mark = self._app_mark
+        if mark is None:
+            return None
+        for line in head.kept:
+            if line[: len(mark)].lower() == mark:
+                return line[len(mark) :].strip()[:MOST_APP_BYTES].decode("latin-1")
+        return None
 
     def close(self) -> None:
         """Write what waits."""

@@ -12,6 +12,7 @@ import pytest
 from router.config import ConfigError, RequestLogConfig, parse_config
 from router.proxy.assembly import Router
 from router.proxy.counters import Counters
+from router.proxy.request_head import RequestHead
 from router.proxy.request_log import RequestLog
 from router.routing.in_flight import Usage
 from router.routing.prompt_blocks import read_prompt
@@ -24,6 +25,9 @@ from warmroute import main
 
 SECRET = "the customer's secret"
 LONG = {"model": "m", "messages": [{"role": "user", "content": f"{SECRET} " * 60}]}
+
+
+HEAD = RequestHead(b"POST", b"/v1/chat/completions", False, {}, [])
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -59,6 +63,20 @@ def test_bodies_are_written_if_asked_for(tmp_path: Path) -> None:
         assert rows(path)[0]["body"] == LONG
 
     with_router(scenario, log={"requests": {"file": str(path), "prompts": "bodies"}})
+
+
+def test_who_asked_is_told_by_headers(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+
+    async def scenario(rig: RouterRig) -> None:
+        await rig.ask(LONG, x_app_name="support", x_session_id="c42")
+        await rig.ask(LONG)
+        await until(lambda: len(rows(path)) == 2)
+        named, nameless = rows(path)
+        assert (named["app"], named["session"]) == ("support", "c42")
+        assert "app" not in nameless and "session" not in nameless
+
+    with_router(scenario, log={"requests": {"file": str(path), "app_header": "X-App-Name"}})
 
 
 def test_a_reload_switches_it_on_to_another_file_and_off(tmp_path: Path) -> None:
@@ -97,7 +115,7 @@ def test_files_are_rotated_and_the_oldest_go(tmp_path: Path) -> None:
     for number in range(6):
         config = RequestLogConfig(file=str(path), rotate_mib=1e-6, keep=2)
         log = RequestLog(config, Counters())  # a row each: whatever is there is full
-        log.answered(b"", prompt, f"r{number}", 0, Usage(10, 1, 5), None)
+        log.answered(HEAD, b"", prompt, f"r{number}", 0, Usage(10, 1, 5), None)
         log.close()
     assert [rows(tmp_path / name)[0]["replica"] for name in ("log", "log.1", "log.2")] == ["r5", "r4", "r3"]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["log", "log.1", "log.2"]
@@ -108,7 +126,7 @@ def test_a_full_disk_drops_rows_and_counts_them(caplog: pytest.LogCaptureFixture
     log = RequestLog(RequestLogConfig(file="/dev/full"), counters)
     prompt = read_prompt(orjson.dumps(LONG))
     for _ in range(3):
-        log.answered(b"", prompt, "r0", 0, None, None)
+        log.answered(HEAD, b"", prompt, "r0", 0, None, None)
     log.close()
     assert counters.request_log_dropped == 3
     assert len([one for one in caplog.records if "rows are dropped" in one.message]) == 1
