@@ -8,7 +8,13 @@ from router.routing.calibration import DEFAULT_DECODE, DEFAULT_PREFILL
 
 
 class CostConfig(Section):
-    """A prior; ``warmroute calibrate`` measures it. What replicas do corrects its scale, not its shape."""
+    """A prior; ``warmroute calibrate`` measures it. What replicas do corrects its scale, not its shape.
+
+    With the defaults a cold prompt of 3,300 tokens takes, in milliseconds:
+
+    >>> round(1e3 * CostConfig().prefill.seconds(3_300), 1)
+    215.6
+    """
 
     prefill_fixed_ms: NonNegativeFloat = 1e3 * DEFAULT_PREFILL.fixed_s
     """Of every prefill, however short."""
