@@ -109,6 +109,7 @@ class Fleet:
             self.replicas,
             self.caches,
             self.traffic,
+            self._hot,
             queue_changed=self._peers_changed,
             drained=self._health_changed,
         )
@@ -134,7 +135,9 @@ class Fleet:
         levels = self.caches.levels(prompt)
         request = self._request(prompt, now, session, levels)
         if levels and (work_s := self._hot.price(request, prompt, levels)) is not None and not tried:
-            self._hot.asked(prompt, levels, work_s, now)
+            keys = self._hot.asked(prompt, levels, work_s, now)
+            if self.journal is not None:
+                self.journal.prefixes_asked(keys, work_s)
         candidates: Sequence[ReplicaState] = found.replicas
         if len(candidates) > PRICE_ALL_UP_TO and rule.samples:
             candidates = self._shortlist.draw(candidates, found.bits, levels)
@@ -642,7 +645,7 @@ class Fleet:
         """
         assert settings.exact == self.settings.exact, "how prompts are read is fixed at the start"
         if settings.slo_ttft_s != self.settings.slo_ttft_s:  # what is hot shows again within that time
-            self._hot = HotPrefixes(self.caches, self.replicas, window_s=settings.slo_ttft_s)
+            self._hot = self.peers.hot = HotPrefixes(self.caches, self.replicas, window_s=settings.slo_ttft_s)
         self.policy, self.selectable, self.settings = policy, selectable, settings
         self.traffic.slo_changed(settings.slo_ttft_s, settings.slo_tpot_s)
         for replica in self.replicas:

@@ -50,9 +50,15 @@ class HotPrefixes:
         )
         return prefill_s
 
-    def asked(self, prompt: Prompt, levels: Levels, prefill_s: float, now: float) -> None:
-        """A request needs ``prefill_s`` seconds on those who hold most of it."""
-        for key, _ in self._beginnings(prompt, levels):
+    def asked(self, prompt: Prompt, levels: Levels, prefill_s: float, now: float) -> list[int]:
+        """A request needs ``prefill_s`` seconds on those who hold most of it; the keys of its beginnings."""
+        keys = [key for key, _ in self._beginnings(prompt, levels)]
+        self.heated(keys, prefill_s, now)
+        return keys
+
+    def heated(self, keys: Sequence[int], prefill_s: float, now: float) -> None:
+        """A request that begins so, here or at another router, needs ``prefill_s`` seconds."""
+        for key in keys:
             self._heat.asked(key, prefill_s, now)
 
     def _beginnings(self, prompt: Prompt, levels: Levels) -> Iterator[tuple[int, int]]:

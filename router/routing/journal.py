@@ -16,6 +16,7 @@ from router.routing.peer_events import (
     CacheLost,
     FirstTokenCame,
     PeerEvent,
+    PrefixesAsked,
     PromptStored,
     ReplicaDrained,
     ReplicaFailed,
@@ -119,6 +120,10 @@ class Journal:
         self._outstanding.pop(flight.number, None)
         self._decoding.discard(flight.number)
         self._tell(WorkOver(flight.number, computed, reply))
+
+    def prefixes_asked(self, keys: Sequence[int], prefill_s: float) -> None:
+        """A request begins with prefixes that may be hot."""
+        self._tell(PrefixesAsked(keys, prefill_s))
 
     def replica_failed(self, replica: ReplicaState) -> None:
         """The replica was ejected."""

@@ -92,6 +92,14 @@ class PromptStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=8
     naming: str | None = None
 
 
+class PrefixesAsked(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=9):
+    """A request begins with these prefixes, whose holders have work queued (``heat.py``)."""
+
+    keys: Sequence[int]
+    prefill_s: float
+    """What it needs there."""
+
+
 PeerEvent = (
     WorkHeld
     | WorkSent
@@ -101,4 +109,5 @@ PeerEvent = (
     | CacheLost
     | ReplicaDrained
     | PromptStored
+    | PrefixesAsked
 )

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from router.routing.cache_beliefs import CacheBeliefs
 from router.routing.exact_index import Expectation
 from router.routing.hold import Held
+from router.routing.hot_prefixes import HotPrefixes
 from router.routing.ledger import Booking
 from router.routing.peer_events import (
     CacheLost,
     FirstTokenCame,
     PeerEvent,
+    PrefixesAsked,
     PromptStored,
     ReplicaDrained,
     ReplicaFailed,
@@ -63,6 +65,7 @@ class Peers:
         "_traffic",
         "_work",
         "doubted",
+        "hot",
         "unknown",
     )
 
@@ -71,6 +74,7 @@ class Peers:
         replicas: Roster,
         caches: CacheBeliefs,
         traffic: Traffic,
+        hot: HotPrefixes,
         *,
         queue_changed: Callable[[ReplicaState, float], None],
         drained: Callable[[ReplicaState, float], None],
@@ -79,6 +83,7 @@ class Peers:
         self._replicas = replicas
         self._caches = caches
         self._traffic = traffic
+        self.hot = hot
         self._queue_changed = queue_changed
         self._drained = drained
         self._by_name: dict[str, ReplicaState] = {}
@@ -136,6 +141,8 @@ class Peers:
                 self._over(router, event.request, now, computed=event.computed, reply=event.reply)
             case WorkHeld():
                 self._hold(router, event, now)
+            case PrefixesAsked():
+                self.hot.heated(event.keys, event.prefill_s, now)
             case _:
                 self._heard_of(event, now)
 

@@ -1,6 +1,7 @@
 """From the config to a Redis client, and from what a client raises to words for the operator."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -60,6 +61,23 @@ def connect(config: StateConfig, *, wait_s: float = 0.0) -> Client:
     return Redis.from_url(config.url, **options)
 
 
+def require_tls_files(config: StateConfig) -> None:
+    """Raise ``OSError`` or ``ValueError`` naming the file of ``state.tls`` that cannot be used."""
+    tls = config.tls
+    if tls is None:
+        return
+    for path in (tls.ca, tls.cert, tls.key):
+        if path is not None:
+            with open(path, "rb"):
+                pass
+    try:
+        context = ssl.create_default_context(cafile=tls.ca)
+        if tls.cert is not None:
+            context.load_cert_chain(tls.cert, tls.key)
+    except ssl.SSLError as error:
+        raise ValueError(f"{tls.ca or tls.cert}: {error.reason or error}") from None
+
+
 @asynccontextmanager
 async def connection(config: StateConfig, *, wait_s: float = 0.0) -> AsyncIterator[Client]:
     """A client for one stretch of work. It is thrown away with its connections however that ends."""
@@ -96,8 +114,9 @@ def _through_sentinels(config: StateConfig, options: dict[str, Any]) -> Client:
         options = options | {"password": parts.password}
     if parts.path.strip("/"):
         options = options | {"db": int(parts.path.strip("/"))}
-    asked: dict[str, Any] = {"socket_connect_timeout": options["socket_connect_timeout"]}
-    asked["socket_timeout"] = asked["socket_connect_timeout"]
+    asked: dict[str, Any] = {key: options[key] for key in ("socket_connect_timeout", "retry", "protocol")} | {
+        "socket_timeout": options["socket_connect_timeout"]
+    }
     if config.sentinel.username is not None:
         asked["username"] = config.sentinel.username
     if config.sentinel.password is not None:

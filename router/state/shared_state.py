@@ -87,9 +87,11 @@ def make_state(
         from router.state.memory_state import MemoryState
 
         return MemoryState(config.state, fleet, clock=clock)
+    from router.state.redis_client import require_tls_files
     from router.state.redis_state import RedisState
 
     try:
-        return RedisState(config.state, fleet, callbacks, clock=clock)
+        require_tls_files(config.state)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"state: {error}; check state.tls and state.url") from None
+        raise ConfigError(f"state.tls: {error}; expected PEM files that this process may read") from None
+    return RedisState(config.state, fleet, callbacks, clock=clock)

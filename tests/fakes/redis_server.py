@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
@@ -26,12 +27,13 @@ def free_port() -> int:
 
 
 class RedisServer:
-    """One server process. ``options`` are those of redis-server's command line."""
+    """One server process. ``options`` are those of redis-server's command line, ``config`` is its file."""
 
-    def __init__(self, *options: str, port: int | None = None, tls_port: bool = False) -> None:
-        self.port = port or free_port()
+    def __init__(self, *options: str, tls: bool = False, config: Path | None = None) -> None:
+        self.port = free_port()
         self._options = options
-        self._tls = tls_port
+        self._tls = tls
+        self._config = config
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -42,8 +44,10 @@ class RedisServer:
     async def start(self, *more: str) -> None:
         """Start it, empty; returns when it answers."""
         ports = ("--port", "0", "--tls-port") if self._tls else ("--port",)
+        config = () if self._config is None else (str(self._config),)
+        keep = () if config else ("--save", "", "--appendonly", "no")
         self._process = await asyncio.create_subprocess_exec(
-            "redis-server", *ports, str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
+            "redis-server", *config, *ports, str(self.port), "--bind", "127.0.0.1", *keep,
             *self._options, *more,
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip

@@ -122,6 +122,17 @@ def test_what_a_reply_teaches_is_told() -> None:
     assert there.replicas[0].cost.step_s(1) == here.replicas[0].cost.step_s(1)
 
 
+def test_a_prefix_is_as_hot_for_all_as_all_have_asked_for_it() -> None:
+    here, journal = make_fleet("a", replicas=1)
+    there, _ = make_fleet("b", replicas=1)
+    here.finished(sent(here, 1, 100), 0.0)
+    for fraction in range(40):
+        sent(here, 1, 100, fraction / 100)
+    there.peers.told("a", journal.take(), 0.4)
+    prices = [fleet.explain(prompt(1, 100), 0.4)[2].copy_price for fleet in (here, there, make_fleet("c")[0])]
+    assert prices[0] == pytest.approx(prices[1], abs=0.1) and prices[0] < 0.9 and prices[2] == 1.0
+
+
 def test_nothing_is_learned_of_prefill_while_others_work_is_not_heard_of() -> None:
     fleet, _ = make_fleet("a", replicas=1)
     before = fleet.replicas[0].cost.prefill_factor
