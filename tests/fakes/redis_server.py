@@ -1,10 +1,11 @@
-"""A real ``redis-server`` on a free port, without files; it can be killed, frozen, and come back empty."""
+"""A real ``redis-server`` on a free port, in its own folder; it can be killed, frozen, and come back empty."""
 
 import asyncio
 import os
 import shutil
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -34,6 +35,7 @@ class RedisServer:
         self._options = options
         self._tls = tls
         self._config = config
+        self._folder = tempfile.TemporaryDirectory()
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -48,6 +50,7 @@ class RedisServer:
         keep = () if config else ("--save", "", "--appendonly", "no")
         self._process = await asyncio.create_subprocess_exec(
             "redis-server", *config, *ports, str(self.port), "--bind", "127.0.0.1", *keep,
+            "--dir", self._folder.name,
             *self._options, *more,
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip

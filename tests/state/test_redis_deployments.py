@@ -84,7 +84,7 @@ def test_sentinel_leads_to_the_new_master(tmp_path: Path) -> None:
     with_redis(scenario, "--repl-diskless-sync-delay", "0")
 
 
-def test_cluster(tmp_path: Path) -> None:
+def test_cluster() -> None:
     async def scenario(server: RedisServer, members: Members) -> None:
         await server.ask("CLUSTER", "ADDSLOTSRANGE", 0, 16_383)
 
@@ -100,4 +100,4 @@ def test_cluster(tmp_path: Path) -> None:
         late = await members.start(cluster=True)
         assert late.report.warmed_from and late.knows(5)
 
-    with_redis(scenario, "--cluster-enabled", "yes", "--dir", str(tmp_path))
+    with_redis(scenario, "--cluster-enabled", "yes")
