@@ -61,6 +61,18 @@ def test_an_answer_from_an_ejected_replica_does_not_bring_it_back() -> None:
     assert health.state is HealthState.EJECTED
 
 
+def test_unreachable_is_who_does_not_answer_and_until_it_does() -> None:
+    """Failed requests say nothing of that: whoever answers them with an error is there."""
+    health = Health(HealthSettings(failures_to_eject=1, probe_failures_to_eject=2, backoff_s=1.0))
+    health.request_failed(0.0)
+    assert health.state is HealthState.EJECTED and not health.unreachable
+    for silent in (lambda: [health.probe_failed(5.0) for _ in range(2)], lambda: health.connect_failed(5.0)):
+        silent()
+        assert health.unreachable
+        health.probe_succeeded(5.1)  # too early to come back, but it is there
+        assert health.state is HealthState.EJECTED and not health.unreachable
+
+
 def test_probation_ends_with_the_first_failure() -> None:
     health = Health(SETTINGS)
     health.connect_failed(0.0)

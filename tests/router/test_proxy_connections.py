@@ -63,7 +63,7 @@ def test_connection_close_of_the_replica_is_not_the_clients() -> None:
     with_rig(scenario)
 
 
-def test_headers_of_the_replicas_hop_stay_there() -> None:
+def test_B096_headers_of_the_replicas_hop_stay_there() -> None:
     async def scenario(rig: Rig) -> None:
         lines: dict[str, Any] = {
             "connection": "x-hop, keep-alive",

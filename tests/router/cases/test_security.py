@@ -228,6 +228,22 @@ def test_B086_probes_and_requests_carry_our_key_and_never_the_clients() -> None:
     with_router(scenario, replicas=2, api_key="sk-ours")
 
 
+def test_B086_a_probe_that_is_redirected_takes_our_key_nowhere() -> None:
+    async def scenario(rig: RouterRig) -> None:
+        stranger = FakeReplica()
+        await stranger.start()
+        rig.replica.probe = lambda probe: [
+            Send(sized(b"", 302, "Found", location=stranger.url + probe.target.decode()))
+        ]
+        probes = len(rig.replica.probes)
+        await rig.until_health("r0", "ejected")  # elsewhere is not here: it is not well
+        assert len(rig.replica.probes) > probes
+        assert stranger.connections == 0
+        await stranger.stop()
+
+    with_router(scenario, api_key="sk-ours")
+
+
 FAILURES: dict[str, list[Step]] = {
     "closed": [Close()],
     "reset": [Reset()],
