@@ -1,4 +1,4 @@
-"""A real ``redis-server`` on a free port, in its own folder; it is killed, frozen, and comes back empty."""
+"""A real ``redis-server`` on a free port, in its own folder; can be killed, frozen, and come back empty."""
 
 import asyncio
 import os
