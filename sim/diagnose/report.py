@@ -116,7 +116,8 @@ def _distances(diagnosis: Diagnosis) -> ReportTable:
         diagnosis.capacity_tokens,
     )
     everything = sum(tokens for _, _, tokens in found.bands)
-    rows = found.bands if everything else ()
+    last = max((place for place, (_, _, tokens) in enumerate(found.bands) if tokens), default=-1)
+    rows = found.bands[: last + 1]
     return ReportTable(
         "Reuse distance: cache that must lie between two uses of a block",
         ("within", "cache tokens", "tokens reused", "share"),

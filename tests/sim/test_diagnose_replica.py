@@ -9,10 +9,12 @@ import pytest
 from replica.server.app import Running
 from sim.diagnose.account import Cause
 from sim.diagnose.diagnosis import Diagnosis, diagnose
-from sim.diagnose.sample import open_sample
+from sim.diagnose.request_log import LoggedRequest
+from sim.diagnose.sample import open_sample, sample_of_log
 from sim.simulated_replica import ReplicaSettings
 from sim.simulation_settings import SimulationSettings
 from tests.replica.serving import post, replica
+from tests.router.vllm_wire import BLOCK_TOKENS, CAPACITY_BLOCKS, wire_requests
 from tests.sim.diagnose_logs import Row, words, write
 
 CONVERSATIONS, TURNS = 3, 4
@@ -46,6 +48,31 @@ def diagnosed(folder: Path, kv_tokens: int) -> Diagnosis:
     return diagnose(
         sample, ["predicted_finish"], replicas=1, rate=1.0, seed=1, settings=settings, warmup_share=0.0
     )
+
+
+def test_the_log_of_a_real_vllm_is_explained() -> None:
+    """Two salts and an eviction (tests/router/data): what it reported is what is replayed, to the token."""
+    rows = [
+        LoggedRequest(
+            line,
+            body={"prompt": list(one.prompt_token_ids), "cache_salt": one.cache_salt},
+            token_ids=one.prompt_token_ids,
+            prompt_tokens=one.prompt_tokens,
+            cached_tokens=one.cached_tokens,
+        )
+        for line, one in enumerate(wire_requests(), 1)
+    ]
+    kv_tokens = CAPACITY_BLOCKS * BLOCK_TOKENS
+    settings = SimulationSettings(replica=ReplicaSettings(capacity_tokens=kv_tokens))
+    sample = sample_of_log("vllm", rows, BLOCK_TOKENS)
+    diagnosis = diagnose(
+        sample, ["predicted_finish"], replicas=1, rate=1.0, seed=1, settings=settings, warmup_share=0.0
+    )
+    account = diagnosis.account
+    assert account.cached_tokens == sum(row.cached_tokens or 0 for row in rows) > 0
+    assert account.tokens(Cause.ENGINE) == 0
+    assert account.tokens(Cause.CAPACITY) > 0
+    assert account.tokens(Cause.SALT) > 0
 
 
 @pytest.mark.parametrize(
