@@ -181,10 +181,11 @@ class Journal:
             if type(event) is WorkSent and event.keys
         )
 
-    def statement(self, replicas: Iterable[ReplicaState], now: float) -> list[PeerEvent]:
-        """All that is outstanding, prompts that nobody was told of, and operators' orders. O(outstanding).
+    def statement(self, replicas: Iterable[ReplicaState], now: float) -> tuple[list[int], list[PeerEvent]]:
+        """The numbers of all requests outstanding, and what is to be told of them, once more for some.
 
-        It holds whatever was not taken yet.
+        With prompts that nobody was told of, operators' orders, and whatever was not taken yet.
+        O(outstanding).
         """
         told: list[PeerEvent] = [
             ReplicaDrained(replica.name, replica.draining, replica.drain_version)
@@ -195,6 +196,7 @@ class Journal:
         self._events.clear()
         told += self._missed
         self._missed.clear()
+        numbers = list(self._outstanding)
         for number, event in self._outstanding.items():
             if type(event) is WorkHeld:
                 told.append(replace(event, deadline_in_s=self._deadlines[number] - now))
@@ -203,7 +205,7 @@ class Journal:
                 told.append(replace(event, cold_prefill_s=None, keys=() if decoding else event.keys))
                 if decoding:
                     told.append(FirstTokenCame(number, seen=False))
-        return told
+        return numbers, told
 
 
 def _blocks(prompt: Prompt, replica: ReplicaState, exact: ExactIndex) -> tuple[Sequence[int], str | None]:

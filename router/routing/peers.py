@@ -5,7 +5,7 @@ were seen to do for them in the calibration: a router that saw only its own requ
 replica spends on others' for slowness. What a router had outstanding goes with it (``gone``).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from router.routing.cache_beliefs import CacheBeliefs
 from router.routing.exact_index import Expectation
@@ -103,19 +103,16 @@ class Peers:
             self._apply(router, event, now)
         self._settle(now)
 
-    def stated(self, router: str, events: Sequence[PeerEvent], now: float) -> None:
-        """``router`` told all that it has outstanding: what is not in it is over."""
-        numbers = {event.request for event in events if isinstance(event, WorkHeld | WorkSent)}
+    def stated(self, router: str, outstanding: Iterable[int], now: float) -> None:
+        """``router`` told all that it has outstanding: any other request of it is over.
+
+        It tells of these requests once more afterwards, for those who missed some.
+        """
+        numbers = set(outstanding)
         for number in [number for number in self._held.get(router, ()) if number not in numbers]:
             self._unhold(router, number, computed=True)
         for number in [number for number in self._work.get(router, ()) if number not in numbers]:
             self._over(router, number, now, computed=True)
-        for event in events:
-            if isinstance(event, WorkSent) and event.request in self._work.get(router, ()):
-                continue
-            if isinstance(event, WorkHeld) and event.request in self._held.get(router, ()):
-                continue
-            self._apply(router, event, now)
         self._settle(now)
 
     def gone(self, router: str, now: float) -> None:
@@ -148,8 +145,8 @@ class Peers:
 
     def _sent(self, router: str, event: WorkSent, now: float) -> None:
         replica = self._named(event.replica)
-        if replica is None:
-            return
+        if replica is None or event.request in self._work.get(router, ()):
+            return  # told once more
         booking = replica.book(event.prefill_s, event.new_tokens, event.expected_output_tokens, now)
         prompt = self._caches.named(replica.index, event.keys, event.naming)
         expectation = self._caches.sent(replica.index, prompt, event.matched_tokens)
@@ -188,8 +185,8 @@ class Peers:
 
     def _hold(self, router: str, event: WorkHeld, now: float) -> None:
         replica = self._named(event.replica)
-        if replica is None:
-            return
+        if replica is None or event.request in self._held.get(router, ()):
+            return  # told once more
         prompt = self._caches.named(replica.index, event.keys, event.naming)
         held = Held(
             prompt,

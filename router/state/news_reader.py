@@ -16,7 +16,7 @@ log = logging.getLogger("warmroute.state")
 
 READ_BATCHES = 256
 READ_WAIT_S = 0.5
-EVENTS_AT_ONCE = 256
+EVENTS_AT_ONCE = 100
 """After so many events the loop's other work gets its turn."""
 
 

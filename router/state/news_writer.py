@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from router.routing.journal import Journal
+from router.routing.peer_events import PeerEvent
 from router.routing.replica_state import ReplicaState
 from router.state.link_status import LinkStatus
 from router.state.peer_tracker import PeerTracker
@@ -17,6 +18,8 @@ STREAM_BATCHES = 10_000
 """Redis keeps about so many: 6 s of eight busy routers. Who is further behind finds a gap and asks."""
 STREAM_LIVES_S = 3_600
 """Without any router the stream goes."""
+BATCH_EVENTS = 100
+"""More goes into the next batches: whoever hears it has requests to serve in between."""
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 1.0
 LEAVE_LIMIT_S = 1.0
 
@@ -45,6 +48,8 @@ class NewsWriter:
         self._status = status
         self._clock = clock
         self._news = asyncio.Event()
+        self._backlog: list[PeerEvent] = []
+        """Taken, and too much for one batch."""
         self._restate = True
         self._ask_all = False
         self._warm_from = ""
@@ -103,14 +108,21 @@ class NewsWriter:
     async def _tell(self, client: Client) -> None:
         """Send what there is: news, a statement if one is wanted, questions, or just a sign of life."""
         now, tracker = self._clock(), self._tracker
-        statement = self._restate or tracker.asked
-        self._restate = tracker.asked = False
-        events = self._journal.statement(self._replicas, now) if statement else self._journal.take()
+        outstanding = None
+        if self._restate or tracker.asked:
+            self._restate = tracker.asked = False
+            self._journal.lost(self._backlog)
+            outstanding, self._backlog = self._journal.statement(self._replicas, now)
+        else:
+            self._backlog += self._journal.take()
+        events, self._backlog = self._backlog[:BATCH_EVENTS], self._backlog[BATCH_EVENTS:]
+        if self._backlog:
+            self.wake()
         ask = [EVERYBODY] if self._ask_all else tracker.ask(now)
         self._ask_all = False
         warm_from, self._warm_from = self._warm_from, ""
         self._number += 1
-        batch = Batch(self._journal.router, self._number, events, statement, ask, warm_from)
+        batch = Batch(self._journal.router, self._number, events, outstanding, ask, warm_from)
         try:
             await self._add(client, batch)
         except BaseException:

@@ -89,12 +89,12 @@ class PeerTracker:
             return
         if peer is None:
             peer = self.live[batch.router] = Peer(batch.router, now, batch.number - 1)
-            if not batch.statement:
+            if batch.outstanding is None:
                 self._wanted.setdefault(batch.router, now)  # what it had outstanding before is not known
         if batch.number <= peer.last_number:
             self.late += 1
             return
-        if batch.number > peer.last_number + 1 and not batch.statement:
+        if batch.number > peer.last_number + 1 and batch.outstanding is None:
             peer.gaps += 1
             self.gaps += 1
             self._wanted.setdefault(batch.router, now)
@@ -103,10 +103,10 @@ class PeerTracker:
 
     def _take(self, batch: Batch, now: float) -> None:
         self.events += len(batch.events)
-        if batch.statement:
+        if batch.outstanding is not None:
             self._wanted.pop(batch.router, None)
-            self._peers.stated(batch.router, batch.events, now)
-        elif batch.events:
+            self._peers.stated(batch.router, batch.outstanding, now)
+        if batch.events:
             self._peers.told(batch.router, batch.events, now)
         if self._router in batch.ask or EVERYBODY in batch.ask:
             self.asked = True

@@ -25,8 +25,9 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     number: int
     """Counts this router's batches from 1: a number left out is a batch lost."""
     events: Sequence[PeerEvent] = ()
-    statement: bool = False
-    """The events are all that is outstanding: whatever else was known of the router is over."""
+    outstanding: Sequence[int] | None = None
+    """In a statement, the numbers of all requests that the router has outstanding: any other is over. Those
+    that are not known follow, in this batch and the next."""
     ask: Sequence[str] = ()
     """Routers whose statement is wanted; ``EVERYBODY``: all."""
     warm_from: str = ""

@@ -12,7 +12,7 @@ from router.routing.health import HealthState
 from router.routing.hold import Held
 from router.routing.in_flight import InFlight, Usage
 from router.routing.journal import MAX_EVENTS, Journal
-from router.routing.peer_events import PeerEvent, WorkSent
+from router.routing.peer_events import PeerEvent
 from router.routing.policies import POLICIES
 from router.routing.prompt_blocks import Prompt, UniformLayout
 from router.routing.replica_state import ReplicaSpec
@@ -44,6 +44,14 @@ def sent(fleet: Fleet, name: int, blocks: int, now: float = 0.0) -> InFlight:
     made = fleet.submit(prompt(name, blocks), now)
     assert isinstance(made, InFlight)
     return made
+
+
+def restate(fleet: Fleet, router: str, journal: Journal, origin: Fleet, now: float) -> None:
+    """``fleet`` hears a statement of ``origin``, in two pieces."""
+    outstanding, events = journal.statement(origin.replicas, now)
+    fleet.peers.stated(router, outstanding, now)
+    fleet.peers.told(router, events[:3], now)
+    fleet.peers.told(router, events[3:], now)
 
 
 def figures(fleet: Fleet) -> list[tuple[int, int, int]]:
@@ -210,8 +218,8 @@ def test_the_latest_order_about_draining_counts_everywhere() -> None:
     here.peers.told("b", other.take(), 0.3)
     assert not here.replicas[0].draining
     late, _ = make_fleet("c")
-    late.peers.stated("b", other.statement(there.replicas, 1.0), 1.0)
-    late.peers.stated("a", journal.statement(here.replicas, 1.0), 1.0)
+    restate(late, "b", other, there, 1.0)
+    restate(late, "a", journal, here, 1.0)
     assert not late.replicas[0].draining and late.replicas[0].drain_version == 2
 
 
@@ -258,7 +266,7 @@ def test_the_journal_is_bounded_and_the_next_statement_makes_up_for_it() -> None
     assert journal.dropped == 0
     running = sent(here, 7, 50)
     assert len(journal) <= MAX_EVENTS and journal.dropped == MAX_EVENTS
-    there.peers.stated("a", journal.statement(here.replicas, 0.0), 0.0)
+    restate(there, "a", journal, here, 0.0)
     assert figures(there) == figures(here) and there.peers.outstanding("a") == 1
     assert all(there.index.match(prompt(name, 3).keys) == [3] for name in range(50)), "prompts are not lost"
     here.finished(running, 1.0)
@@ -281,8 +289,7 @@ class Link:
 
     def restate(self, now: float) -> None:
         self.carry(now)
-        statement = self.journal.statement(self.origin.replicas, now)
-        self.target.peers.stated(self.journal.router, statement, now)
+        restate(self.target, self.journal.router, self.journal, self.origin, now)
 
 
 @settings(max_examples=60, deadline=None)
@@ -374,7 +381,6 @@ def test_a_statement_replaces_what_was_known() -> None:
     there.peers.told("a", journal.take()[:4], 0.0)
     here.first_token(flights[0], 0.5)
     here.finished(flights[1], 0.5)
-    statement = journal.statement(here.replicas, 0.6)
-    assert sum(isinstance(event, WorkSent) for event in statement) == 5
-    there.peers.stated("a", statement, 0.6)
+    restate(there, "a", journal, here, 0.6)
+    assert there.peers.outstanding("a") == 5
     assert figures(there) == figures(here)
