@@ -9,14 +9,16 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
+    BeforeValidator,
     Field,
     NonNegativeInt,
     PositiveInt,
     ValidationError,
     model_validator,
 )
+
+from replica.config_values import Section, endpoint_alone
+from replica.kv_events_config import KvEventsConfig
 
 DEFAULT_KV_TOKENS = 65_536
 DEFAULT_KV_BYTES = 3 * 2**30
@@ -33,10 +35,8 @@ def _is_address(value: str) -> str:
     return value
 
 
-class ReplicaConfig(BaseModel):
+class ReplicaConfig(Section):
     """One replica."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: Annotated[str, Field(min_length=1)]
     """``smollm2``, ``tiny``, a .gguf file, or a Hugging Face folder."""
@@ -65,6 +65,9 @@ class ReplicaConfig(BaseModel):
     batch_invariant: bool = False
     """The same bits whatever else is in a step: slower decode when few requests run."""
 
+    kv_events: Annotated[KvEventsConfig | None, BeforeValidator(endpoint_alone)] = None
+    """Where blocks stored and removed are told; not told unless set."""
+
     max_body_mib: PositiveInt = 64
     """Largest request body."""
     drain_s: NonNegativeInt = 10
@@ -79,6 +82,10 @@ class ReplicaConfig(BaseModel):
             )
         if self.kv_tokens is not None and self.kv_tokens < self.block_size:
             raise ValueError(f"kv_tokens {self.kv_tokens} is less than one block of {self.block_size} tokens")
+        if self.kv_events is not None and not self.prefix_caching:
+            raise ValueError(
+                "kv_events without prefix_caching has nothing to tell; remove one of the two keys"
+            )
         return self
 
     @property

@@ -36,6 +36,8 @@ class EngineLimits:
     max_batched_tokens: int = 512
     max_model_len: int = 8192
     prefix_caching: bool = True
+    record_events: bool = False
+    """Keep cache events for ``take_events``, which must then be called."""
     batch_invariant: bool = False
 
 
@@ -99,7 +101,12 @@ class Engine:
             batch_invariant=limits.batch_invariant,
         )
         self._scheduler = Scheduler(
-            PrefixCache(limits.kv_blocks, limits.block_size, enabled=limits.prefix_caching),
+            PrefixCache(
+                limits.kv_blocks,
+                limits.block_size,
+                enabled=limits.prefix_caching,
+                record_events=limits.record_events,
+            ),
             SchedulerLimits(
                 max_running=limits.max_running,
                 max_batched_tokens=limits.max_batched_tokens,

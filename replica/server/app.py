@@ -15,6 +15,7 @@ from replica.engine import Engine, EngineLimits
 from replica.model.load import LoadedModel, load_model
 from replica.model.shape import ModelError
 from replica.server.engine_thread import EngineThread
+from replica.server.kv_event_publisher import KvEventPublisher
 from replica.server.metrics import ReplicaMetrics
 from replica.server.prompts import PromptReader
 from replica.server.routes import ReplicaRoutes
@@ -38,6 +39,8 @@ class Running:
     host: str
     port: int
     engine: EngineThread
+    events: KvEventPublisher | None
+    """Where cache events are told, if anywhere."""
     _routes: ReplicaRoutes
     _runner: web.AppRunner
 
@@ -46,6 +49,8 @@ class Running:
         self._routes.draining = True
         await self._runner.cleanup()
         await self.engine.stop()
+        if self.events is not None:
+            await self.events.close()
         log.info("stopped %s", self.url)
 
 
@@ -58,11 +63,15 @@ async def start(
 
     Raises:
         ConfigError: the model cannot be loaded, or the limits do not fit it.
-        ListenError: the address is in use or not ours.
+        ListenError: an address is in use or not ours.
     """
     model, engine = await asyncio.to_thread(_load, config, make_engine)
     name = config.served_model_name or model.name
-    thread = EngineThread(engine, config.threads)
+    try:
+        events = KvEventPublisher(config.kv_events) if config.kv_events is not None else None
+    except OSError as error:
+        raise ListenError(error.strerror) from error
+    thread = EngineThread(engine, config.threads, events.publish if events is not None else None)
     metrics = ReplicaMetrics(name, thread, engine.limits)
     prompts = PromptReader(
         model.tokenizer, model.chat_template, model.shape.vocab, engine.limits.max_model_len
@@ -84,6 +93,8 @@ async def start(
     except OSError as error:
         await runner.cleanup()
         await thread.stop()
+        if events is not None:
+            await events.close()
         raise ListenError(f"listen {config.listen}: {error.strerror or error}") from error
     bound = runner.addresses[0][1]
     url = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
@@ -97,7 +108,9 @@ async def start(
         limits.max_model_len,
         config.dtype,
     )
-    return Running(url, host, bound, thread, routes, runner)
+    if events is not None:
+        log.info("KV events at %s, replay at %s", events.endpoint, events.replay_endpoint or "no endpoint")
+    return Running(url, host, bound, thread, events, routes, runner)
 
 
 def run(config: ReplicaConfig) -> int:
@@ -162,6 +175,7 @@ def _load(
         max_batched_tokens=config.max_batched_tokens,
         max_model_len=wanted or min(room, model.shape.context),
         prefix_caching=config.prefix_caching,
+        record_events=config.kv_events is not None,
         batch_invariant=config.batch_invariant,
     )
     return model, make_engine(model, limits, config.seed)

@@ -8,11 +8,13 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVarTuple
 
 import torch
 
+from replica.contract.kv_events import CacheEvent
 from replica.contract.load_report import LoadReport
 from replica.engine import Delta, Engine, Request
 
@@ -20,6 +22,8 @@ log = logging.getLogger("warmroute.replica")
 
 _Command = Callable[[Engine], None]
 Arguments = TypeVarTuple("Arguments")
+EventSink = Callable[[float, Sequence[CacheEvent]], None]
+"""Takes the cache events of one step and when it ended, in seconds since 1970; called on the event loop."""
 
 
 class EngineDead(RuntimeError):
@@ -61,10 +65,11 @@ class ReplyStream:
 class EngineThread:
     """Owns the engine's thread. All methods are for the event loop that was running at ``start``."""
 
-    def __init__(self, engine: Engine, threads: int | None) -> None:
+    def __init__(self, engine: Engine, threads: int | None, event_sink: EventSink | None = None) -> None:
         """``threads``: cores for the model's arithmetic; ``None`` keeps torch's own choice."""
         self._engine = engine
         self._threads = threads
+        self._event_sink = event_sink
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._streams: dict[str, ReplyStream] = {}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -160,6 +165,9 @@ class EngineThread:
                 deltas = self._engine.step() if self._engine.has_work else []
                 self._load = self._engine.load()
                 self._preemptions = self._engine.preemptions
+                events = self._engine.take_events()
+                if events and self._event_sink is not None:
+                    self._call(self._event_sink, time.time(), events)
                 if deltas:
                     self._call(self._deliver, deltas)
         except BaseException as error:

@@ -129,7 +129,11 @@ class _EngineCollector:
         info = GaugeMetricFamily(
             "vllm:cache_config_info",
             "Information of the LLMEngine CacheConfig",
-            labels=("engine", "block_size", "num_gpu_blocks", "enable_prefix_caching"),
+            labels=(
+                *("engine", "block_size", "num_gpu_blocks", "enable_prefix_caching"),
+                "prefix_caching_hash_algo",
+            ),
         )
-        info.add_metric(("0", str(limits.block_size), str(limits.kv_blocks), str(limits.prefix_caching)), 1.0)
+        size, blocks, caches = str(limits.block_size), str(limits.kv_blocks), str(limits.prefix_caching)
+        info.add_metric(("0", size, blocks, caches, "warmroute"), 1.0)
         yield info

@@ -3,7 +3,6 @@
 import contextlib
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from replica.contract.block_hash import hash_number
 from replica.contract.kv_events import BlocksRemoved, BlocksStored, CacheCleared, EventBatch
 from replica.contract.kv_events_wire import EventFormatError, decode, encode
+from tests.contract.vllm_readers import ArrayBatch, MapBatch
 
 # Five of the batches a vLLM 0.32 published (block size 32; the second and third requests carry a cache_salt).
 RECORDED = Path(__file__).parent / "data" / "vllm_kv_events.jsonl"
@@ -52,60 +52,6 @@ def test_a_recorded_batch_survives_both_of_our_forms():
 DIGESTS = (bytes(range(32)), bytes(range(1, 33)))
 STORED = BlocksStored(DIGESTS, None, (1, 2, 3, 4), 2, extra_keys=(("s",), None))
 BATCH = EventBatch(12.5, (STORED, BlocksRemoved(DIGESTS[:1]), CacheCleared()), 3)
-
-
-# What vLLM's own consumers declare: fields by name (0.24 and later), or by place (before).
-class MapStored(msgspec.Struct, tag="BlockStored"):
-    block_hashes: list[int]
-    parent_block_hash: int | None
-    token_ids: list[int]
-    block_size: int
-    lora_id: int | None = None
-    medium: str | None = None
-    lora_name: str | None = None
-    extra_keys: list[tuple[Any, ...] | None] | None = None
-    group_idx: int | None = None
-
-
-class MapRemoved(msgspec.Struct, tag="BlockRemoved"):
-    block_hashes: list[int]
-    medium: str | None = None
-
-
-class MapCleared(msgspec.Struct, tag="AllBlocksCleared"):
-    pass
-
-
-class ArrayStored(msgspec.Struct, tag="BlockStored", array_like=True):
-    block_hashes: list[int]
-    parent_block_hash: int | None
-    token_ids: list[int]
-    block_size: int
-    lora_id: int | None
-    medium: str | None
-    lora_name: str | None
-    extra_keys: list[tuple[Any, ...] | None] | None = None
-
-
-class ArrayRemoved(msgspec.Struct, tag="BlockRemoved", array_like=True):
-    block_hashes: list[int]
-    medium: str | None = None
-
-
-class ArrayCleared(msgspec.Struct, tag="AllBlocksCleared", array_like=True):
-    pass
-
-
-class MapBatch(msgspec.Struct, array_like=True):
-    ts: float
-    events: list[MapStored | MapRemoved | MapCleared]
-    data_parallel_rank: int | None = None
-
-
-class ArrayBatch(msgspec.Struct, array_like=True):
-    ts: float
-    events: list[ArrayStored | ArrayRemoved | ArrayCleared]
-    data_parallel_rank: int | None = None
 
 
 @pytest.mark.parametrize(("form", "reader"), [("map", MapBatch), ("array", ArrayBatch)])

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from replica.config import ConfigError, ReplicaConfig, load_config, parse_config
+from replica.kv_events_config import KvEventsConfig
 from replica.server.replica_command import effective_config, run
 
 
@@ -39,6 +40,13 @@ def test_a_model_is_enough(tmp_path: Path) -> None:
         ("model: tiny\ndtype: fp8", r"dtype: .*'fp32' or 'bf16' \(got 'fp8'\)"),
         ("model: tiny\nkv_tokens: 0", "kv_tokens: .*greater than 0"),
         ("model: tiny\nkv_tokens: 5", "less than one block of 16 tokens"),
+        (
+            "model: tiny\nkv_events: here",
+            "kv_events.endpoint: expected tcp://HOST:PORT or ipc:///path, got 'here'",
+        ),
+        ("model: tiny\nkv_events: {replay: 'tcp://*:1'}", "kv_events.endpoint: Field required"),
+        ("model: tiny\nkv_events: {endpoint: 'tcp://*:1', topics: x}", "kv_events.topics: .*unknown key"),
+        ("model: tiny\nprefix_caching: false\nkv_events: 'tcp://*:1'", "nothing to tell; remove one"),
         ("model: tiny\nmax_running: 600", "max_batched_tokens 512 is less than max_running 600"),
     ],
 )
@@ -47,6 +55,25 @@ def test_what_is_wrong_is_named(text: str, message: str, tmp_path: Path) -> None
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):
         load_config(file)
+
+
+def test_events_are_listened_for_where_the_host_is_concrete() -> None:
+    def binds(endpoint: str, **keys: bool) -> bool:
+        events = parse_config({"model": "tiny", "kv_events": {"endpoint": endpoint} | keys}, "x").kv_events
+        assert events is not None
+        return events.binds
+
+    assert [binds(f"tcp://{host}:5557") for host in ("*", "0.0.0.0", "[::]", "10.0.0.1")] == [True] * 3 + [
+        False
+    ]
+    assert (
+        binds("ipc:///tmp/x")
+        and binds("tcp://10.0.0.1:5557", bind=True)
+        and not binds("tcp://*:1", bind=False)
+    )
+    assert parse_config({"model": "tiny", "kv_events": "tcp://*:1"}, "x").kv_events == KvEventsConfig(
+        endpoint="tcp://*:1"
+    )
 
 
 def test_flags_lie_over_the_file(tmp_path: Path) -> None:
