@@ -67,7 +67,8 @@ class LengthBody:
             self._left = 0
             self.done = True
         if payload is not None:
-            payload.append(data[start:end])
+            whole = not start and end == len(data)
+            payload.append(data if whole else data[start:end])
         return end
 
 

@@ -33,7 +33,7 @@ from router.routing.shortlist import PRICE_ALL_UP_TO, Shortlist
 from router.routing.traffic import Traffic
 from router.routing.view import MatchedTokens, Policy, RoutingRequest
 
-DEADLINE_SLOS = 2.0
+DEADLINE_SLOS = 5.0
 """A held request goes first once it has waited so many times its allowed time to first token."""
 GIVE_UP_SLOS = 10.0
 """A replica that shows nothing for so many allowed times beyond its predictions is waited for no longer."""

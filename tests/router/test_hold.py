@@ -76,8 +76,8 @@ def test_the_overdue_go_first_oldest_first() -> None:
     running = fleet.submit(prompt(1, 500), 0.0)
     assert isinstance(running, InFlight)
     fleet.submit(prompt(2, 400), 0.0, context="long")
-    fleet.submit(prompt(3, 50), 5.0, context="short")
-    fleet.first_token(running, 5.0)
+    fleet.submit(prompt(3, 50), 8.0, context="short")
+    fleet.first_token(running, 8.0)
     (first,) = released(fleet)
     assert first.context == "long"
 
