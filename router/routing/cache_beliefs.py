@@ -68,7 +68,11 @@ class CacheBeliefs:
 
     def tokens_per_unit(self, prompt: Prompt) -> float:
         """How many tokens a unit of this prompt's length stands for."""
-        return self.token_ratio.tokens_per_unit if prompt.chains is None else 1.0
+        if prompt.chains is not None:
+            return 1.0
+        if prompt.tokens is not None:
+            return prompt.tokens / prompt.units
+        return self.token_ratio.tokens_per_unit
 
     def levels(self, prompt: Prompt) -> list[tuple[int, int]]:
         """Who holds how many tokens of the prompt: (replicas as bits, tokens), the deepest last."""
@@ -78,7 +82,7 @@ class CacheBeliefs:
             return self.exact.levels(prompt.chains, prompt.units)
         if not prompt.keys:
             return []
-        ratio, end = self.token_ratio.tokens_per_unit, prompt.layout.end
+        ratio, end = self.tokens_per_unit(prompt), prompt.layout.end
         # The last token is always computed, so a hit is never the whole prompt.
         most = max(0, int(prompt.units * ratio) - 1)
         return [(mask, min(most, int(end(blocks) * ratio))) for mask, blocks in self.text.levels(prompt.keys)]

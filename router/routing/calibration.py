@@ -8,6 +8,9 @@ DEFAULT_PREFILL = PrefillCost(fixed_s=0.004, per_token_s=62.5e-6, attention_toke
 DEFAULT_DECODE = DecodeCost(fixed_s=0.008, per_sequence_s=60e-6)
 FORGET_PER_OBSERVATION = 0.98
 OWN_AFTER_OBSERVATIONS = 5
+FADE_S = 60.0
+"""A replica that shows nothing for so long has half as many observations to its name."""
+FADE_FROM = 4 * OWN_AFTER_OBSERVATIONS
 LEARN_ALWAYS = 32
 LEARN_EVERY = 4
 """From ``LEARN_ALWAYS`` observations on lessons are drawn from four at a time: learning costs time, too."""
@@ -146,6 +149,7 @@ class ReplicaCost:
         "_decode",
         "_fixed_s",
         "_fleet",
+        "_lesson_at",
         "_new_busy_s",
         "_new_predicted_s",
         "_own_decode_factor",
@@ -171,6 +175,7 @@ class ReplicaCost:
     ) -> None:
         self._fleet = fleet
         self._busy_since: float | None = None
+        self._lesson_at = 0.0
         self._begin(prefill, decode)
         fleet.join(self)
 
@@ -262,8 +267,26 @@ class ReplicaCost:
         self._new_busy_s += now - since
         self._new_predicted_s += self._prefill.seconds(new_tokens, position)
         self.prefills_seen += 1
+        self._lesson_at = now
         if self.prefills_seen < LEARN_ALWAYS or not self.prefills_seen % LEARN_EVERY:
             self._learn_prefill()
+
+    def fade(self, now: float) -> None:
+        """Believe less of what the replica showed the longer ago that was: it becomes like the others.
+
+        One that was slow for a moment would else look slow for ever where the others can do all the work.
+        Called often.
+        """
+        if now - self._lesson_at < FADE_S or not self.prefills_seen:
+            return
+        self._lesson_at = now
+        self.prefills_seen = min(self.prefills_seen, FADE_FROM) // 2
+        self.steps_seen = min(self.steps_seen, FADE_FROM) // 2
+        self._busy_s /= 2.0
+        self._predicted_s /= 2.0
+        self._own_prefill_share = _own_share(self.prefills_seen)
+        self._own_decode_share = _own_share(self.steps_seen)
+        self.refresh()
 
     def _learn_prefill(self) -> None:
         busy, predicted = self._new_busy_s, self._new_predicted_s

@@ -199,12 +199,14 @@ class Fleet:
 
     def _utilization(self, now: float) -> float:
         """Mean share of the last minute that prefill fills on replicas that get work; counted again every
-        quarter of a second.
+        quarter of a second, and what idle replicas showed of their speed counts a little less.
         """
         if now - self._mean_utilization_at > UTILIZATION_REFRESH_S:
             self._mean_utilization_at = now
             serving = self.replicas.serving
             self._mean_utilization = sum(r.ledger.utilization(now) for r in serving) / (len(serving) or 1)
+            for replica in serving:
+                replica.cost.fade(now)
         return self._mean_utilization
 
     @staticmethod
@@ -436,7 +438,8 @@ class Fleet:
             self.caches.computed(flight.expectation)
         if usage is None:
             return
-        if usage.prompt_tokens is not None and self._learn_ratio and flight.prompt.chains is None:
+        text = flight.prompt.chains is None and flight.prompt.tokens is None
+        if usage.prompt_tokens is not None and self._learn_ratio and text:
             self.token_ratio.learn(usage.prompt_tokens, flight.prompt.units)
         if usage.cached_tokens is not None and usage.prompt_tokens is not None:
             matched = flight.decision.matched_tokens

@@ -99,7 +99,7 @@ class Prompt:
     of the chains.
     """
 
-    __slots__ = ("chains", "controls", "keys", "layout", "max_tokens", "model", "stream", "units")
+    __slots__ = ("chains", "controls", "keys", "layout", "max_tokens", "model", "stream", "tokens", "units")
 
     def __init__(
         self,
@@ -110,6 +110,7 @@ class Prompt:
         model: str | None = None,
         stream: bool = False,
         max_tokens: int | None = None,
+        tokens: int | None = None,
         chains: "Mapping[BlockNaming, Sequence[int]] | None" = None,
         controls: tuple[str, ...] = (),
     ) -> None:
@@ -119,6 +120,8 @@ class Prompt:
         self.model = model
         self.stream = stream
         self.max_tokens = max_tokens
+        self.tokens = tokens
+        """How many tokens it has, where the request itself says so: a prompt of token ids."""
         self.chains = chains
         self.controls = controls
         """Fields of ``control_fields.CONTROL_FIELDS`` that the request sets."""
@@ -188,6 +191,7 @@ def text_prompt(request: dict[str, Any]) -> Prompt:
         model=model,
         stream=request.get("stream") is True,
         max_tokens=max_tokens,
+        tokens=given_tokens(request),
         controls=control_fields(request),
     )
 
@@ -200,6 +204,19 @@ def request_limits(request: dict[str, Any]) -> tuple[str | None, int | None]:
         model if type(model) is str else None,
         max_tokens if type(max_tokens) is int and max_tokens > 0 else None,
     )
+
+
+def given_tokens(request: dict[str, Any]) -> int | None:
+    """How many tokens the prompt has, if it is given as token ids, alone or in a list of one.
+
+    >>> [given_tokens({"prompt": prompt}) for prompt in ([5, 6, 7], [[5, 6]], "5, 6", ["5"], [])]
+    [3, 2, None, None, None]
+    """
+    prompt = request.get("prompt")
+    if type(prompt) is not list or not prompt:
+        return None
+    ids = prompt[0] if len(prompt) == 1 and type(prompt[0]) is list else prompt
+    return len(ids) if ids and type(ids[0]) is int else None
 
 
 def canonical_text(request: dict[str, Any]) -> bytes:

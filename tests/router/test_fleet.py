@@ -187,6 +187,24 @@ def test_a_hot_prefix_gets_more_homes_and_a_cold_one_does_not(questions: int, mo
     assert (len(homes) > 1) is more_homes
 
 
+def test_a_replica_that_was_slow_for_a_moment_is_tried_again() -> None:
+    """One request every ten seconds: the fast replica could do all of them for ever."""
+    fleet = make_fleet(2)
+    slow_until, now, name = 100.0, 0.0, 0
+    chosen: list[int] = []
+    while now < 1_500.0:
+        now, name = now + 10.0, name + 1
+        flight = send(fleet, prompt(*range(100 * name, 100 * name + 60)), now)
+        replica = flight.replica.index
+        took_s = 2.0 if replica == 0 and now < slow_until else 0.2
+        fleet.first_token(flight, now + took_s)
+        fleet.finished(flight, now + took_s + 0.5, Usage(963, 20, 0))
+        chosen.append(replica)
+    assert 0 in chosen[:10], "it was never seen slow"
+    assert 0 not in chosen[12:20], "it is avoided while that is fresh"
+    assert chosen[-50:].count(0) >= 3, "and takes part again once it is not"
+
+
 def test_a_dead_replica_is_out_at_once_and_its_cache_with_it() -> None:
     fleet = make_fleet(2, "round_robin")
     flight = send(fleet, prompt(*range(20)), 0.0)

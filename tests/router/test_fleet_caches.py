@@ -2,6 +2,7 @@
 
 import random
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from router.routing.health import HealthSettings
 from router.routing.hold import Held
 from router.routing.in_flight import InFlight, Usage
 from router.routing.policies import POLICIES
-from router.routing.prompt_blocks import Prompt, UniformLayout
+from router.routing.prompt_blocks import Prompt, UniformLayout, read_prompt
 from router.routing.replica_state import ReplicaSpec
 from router.routing.retry import Failure
 
@@ -233,3 +234,16 @@ def test_whatever_happens_nothing_is_expected_in_the_end(data: st.DataObject, ho
         fleet.cancelled(flight, now)
     assert fleet.caches.exact.told.expected() == 0
     fleet.caches.exact.check_invariants()
+
+
+def test_a_prompt_of_token_ids_says_how_long_it_is_and_teaches_nothing_about_text() -> None:
+    fleet = make_fleet(1)
+    asked = read_prompt(orjson.dumps({"model": "m", "prompt": list(range(10_000, 12_000)), "stream": True}))
+    before = fleet.token_ratio.tokens_per_unit
+    assert asked.tokens == 2_000 and before * asked.units > 2_500, "its digits, read as text, are more"
+    for now, cached in ((0.0, 0), (1.0, 1_984)):
+        flight = fleet.sent(asked, fleet.decide(asked, now), now)
+        fleet.first_token(flight, now + 0.1)
+        fleet.finished(flight, now + 0.2, Usage(2_000, 5, cached))
+    assert 1_900 < flight.decision.matched_tokens < 2_000
+    assert fleet.token_ratio.tokens_per_unit == before
