@@ -100,4 +100,5 @@ def test_cluster() -> None:
         late = await members.start(cluster=True)
         assert late.report.warmed_from and late.knows(5)
 
-    with_redis(scenario, "--cluster-enabled", "yes")
+    # The cluster's own port would else be 10,000 higher, which may be no port at all.
+    with_redis(scenario, "--cluster-enabled", "yes", "--cluster-port", str(free_port()))
