@@ -11,11 +11,12 @@ DEMO_ARGS ?=
 LOAD_ARGS ?=
 CHAOS_ARGS ?= --seconds 120
 SOAK_ARGS ?=
+FUZZ_ARGS ?=
 SOURCES := router replica sim warmroute.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check compile pure test-compiled load chaos soak bench size clean
+.PHONY: help demo test lint check compile pure test-compiled load chaos fuzz soak bench size clean
 
 help: ## say what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -49,6 +50,9 @@ load: $(VENV)/dev.stamp ## streaming chat users against a router with tiny repli
 
 chaos: $(VENV)/dev.stamp ## kill, freeze and break replicas behind a router for two minutes; check every answer
 	$(BIN)/python -m tests.chaos.run_chaos $(CHAOS_ARGS)
+
+fuzz: $(VENV)/dev.stamp ## 50,000 random requests over both caches and all options: no token may differ
+	$(BIN)/python -m tests.replica.equality_fuzz $(FUZZ_ARGS)
 
 soak: $(VENV)/dev.stamp ## memory over 200,000 unique prompts, 5,000 streams at once, stalls of the event loop
 	$(BIN)/python -m tests.load.run_soak $(SOAK_ARGS)

@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from replica.cache_config import CacheConfig
 from replica.config_values import Section, endpoint_alone
 from replica.kv_events_config import KvEventsConfig
 
@@ -56,10 +57,19 @@ class ReplicaConfig(Section):
     block_size: Annotated[int, Field(ge=1, le=512)] = 16
     """Tokens in a KV block."""
     prefix_caching: bool = True
+    cache: CacheConfig = CacheConfig()
     max_running: PositiveInt = 32
     """Requests in one step."""
     max_batched_tokens: PositiveInt = 512
     """Tokens in one step; a longer prompt is computed in chunks."""
+    max_chunk_tokens: PositiveInt | None = None
+    """Tokens of one prompt in one step, so that several prompts share it; no limit of its own unless set."""
+    longest_prefix_first: bool = False
+    """Among waiting requests of one priority the longest cached prefix goes first, not the first come."""
+    max_overtaken: NonNegativeInt = 16
+    """How often a request may be overtaken so before it is next."""
+    shares_prefills: bool = True
+    """Of waiting requests with one new prefix the first computes it; else each computes it."""
     max_model_len: PositiveInt | None = None
     """Tokens of a prompt and its output; the model's context or the KV cache's size unless set."""
     batch_invariant: bool = False
@@ -82,6 +92,10 @@ class ReplicaConfig(Section):
             )
         if self.kv_tokens is not None and self.kv_tokens < self.block_size:
             raise ValueError(f"kv_tokens {self.kv_tokens} is less than one block of {self.block_size} tokens")
+        if self.block_size % (self.cache.settings().page_size or 1):
+            raise ValueError(
+                f"block_size {self.block_size} is no multiple of cache.page_size {self.cache.page_size}"
+            )
         if self.kv_events is not None and not self.prefix_caching:
             raise ValueError(
                 "kv_events without prefix_caching has nothing to tell; remove one of the two keys"

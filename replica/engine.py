@@ -8,13 +8,13 @@ import torch
 from replica.batch import Batch, Work
 from replica.contract.kv_events import CacheEvent
 from replica.contract.load_report import LoadReport
-from replica.kv_cache.prefix_cache import PrefixCache
+from replica.engine_limits import EngineLimits
 from replica.model.load import LoadedModel
 from replica.model.reply_text import ReplyText
 from replica.model.runner import ModelRunner, NotFinite
 from replica.model.sampler import Draws
 from replica.model.sampling import Drawn, Sampling, StopRule
-from replica.scheduler import Scheduler, SchedulerLimits
+from replica.scheduler import Scheduler
 from replica.sequence import Sequence
 
 MOST_FAILED_STEPS = 3
@@ -23,22 +23,6 @@ MOST_FAILED_STEPS = 3
 
 class EngineBroken(RuntimeError):
     """The engine cannot compute any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """Sizes of an engine. Tokens, unless named otherwise."""
-
-    kv_blocks: int
-    block_size: int = 16
-    max_running: int = 32
-    """Sequences in one step."""
-    max_batched_tokens: int = 512
-    max_model_len: int = 8192
-    prefix_caching: bool = True
-    record_events: bool = False
-    """Keep cache events for ``take_events``, which must then be called."""
-    batch_invariant: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,26 +77,15 @@ class Engine:
     def __init__(self, model: LoadedModel, limits: EngineLimits, seed: int = 0) -> None:
         """``seed`` is where requests without a seed of their own get theirs from."""
         self.limits = limits
+        cache = limits.make_cache()
         self._runner = ModelRunner(
             model,
-            blocks=limits.kv_blocks,
-            block_size=limits.block_size,
+            blocks=cache.blocks,
+            block_size=cache.block_size,
             max_batched_tokens=limits.max_batched_tokens,
             batch_invariant=limits.batch_invariant,
         )
-        self._scheduler = Scheduler(
-            PrefixCache(
-                limits.kv_blocks,
-                limits.block_size,
-                enabled=limits.prefix_caching,
-                record_events=limits.record_events,
-            ),
-            SchedulerLimits(
-                max_running=limits.max_running,
-                max_batched_tokens=limits.max_batched_tokens,
-                max_model_len=limits.max_model_len,
-            ),
-        )
+        self._scheduler = Scheduler(cache, limits.scheduler_limits(cache.block_size))
         self._tokenizer = model.tokenizer
         self._seeds = random.Random(seed)
         self._replies: dict[str, _Reply] = {}

@@ -36,6 +36,8 @@ class SchedulerLimits:
     """Admit, within a priority, the longest cached prefix first instead of the earliest arrival."""
     max_overtaken: int = 16
     """How often a request may be overtaken so before it is next."""
+    shares_prefills: bool = True
+    """Of requests with one new prefix the first computes it and the others wait; else each computes it."""
     pinned_blocks: int = 0
     """Blocks that the hottest prefixes may keep from eviction; 0: none."""
 

@@ -327,12 +327,13 @@ class Scheduler:
         place = 0
         running, waiting, limits = self.running, self.waiting, self.limits
         line = waiting
+        shares = limits.shares_prefills and self.cache.enabled
         if limits.longest_prefix_first and len(running) < limits.max_running:
             line = longest_prefix_first(waiting, self.cache, limits.max_overtaken)
         while budget > 0 and len(running) < limits.max_running and place < len(line):
             sequence = line[place]
             matched = self.cache.match(sequence)
-            if self.cache.enabled and defer(sequence, len(matched), prefilling, self.cache):
+            if shares and defer(sequence, len(matched), prefilling, self.cache):
                 place += 1
                 continue
             if not self.cache.adopt(sequence, matched, limits.spare_blocks if running else 0):

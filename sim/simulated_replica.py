@@ -12,20 +12,11 @@ from typing import Literal
 from replica.batch import Batch
 from replica.contract.kv_events import CacheEvent
 from replica.contract.load_report import LoadReport
-from replica.kv_cache.prefix_cache import PrefixCache
-from replica.kv_cache.radix_cache import RadixCache
+from replica.kv_cache.cache_settings import CacheSettings
 from replica.scheduler import RequestTooLong, Scheduler, SchedulerLimits
 from replica.sequence import Sequence
 from sim.event_queue import EventQueue
 from sim.step_time.step_time import StepTime
-
-
-class _EagerCache(PrefixCache):
-    """Nobody waits for a prefix that somebody else is computing."""
-
-    def will_publish(self, owner: Sequence, sequence: Sequence, missing_block: int) -> bool:
-        """Never worth waiting for."""
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +55,21 @@ class ReplicaSettings:
         blocks = self.capacity_tokens // block_tokens
         if most_blocks is not None:
             blocks = min(blocks, most_blocks)
-        if self.cache == "radix":
-            tree = RadixCache(
-                blocks,
-                block_tokens,
-                enabled=self.prefix_caching,
-                record_events=record_events,
-                eviction=self.eviction,
-                tail_slack_tokens=self.tail_slack_tokens if self.eviction == "tlru" else 0,
-            )
-            return Scheduler(tree, self.limits())
-        kind = PrefixCache if self.shares_prefills else _EagerCache
-        chain = kind(blocks, block_tokens, enabled=self.prefix_caching, record_events=record_events)
-        return Scheduler(chain, self.limits())
+        eviction = self.eviction if self.cache == "radix" else "lru"
+        slack_tokens = self.tail_slack_tokens if eviction == "tlru" else 0
+        cache = CacheSettings(self.cache, eviction=eviction, tail_slack_tokens=slack_tokens).make(
+            blocks * block_tokens, block_tokens, enabled=self.prefix_caching, record_events=record_events
+        )
+        return Scheduler(cache, self.limits())
 
     def limits(self) -> SchedulerLimits:
         """What a step may hold."""
-        return SchedulerLimits(self.max_running, self.max_batched_tokens, self.max_model_len)
+        return SchedulerLimits(
+            self.max_running,
+            self.max_batched_tokens,
+            self.max_model_len,
+            shares_prefills=self.shares_prefills,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ import torch
 from aiohttp import web
 
 from replica.config import ConfigError, ReplicaConfig
-from replica.engine import Engine, EngineLimits
+from replica.engine import Engine
+from replica.engine_limits import EngineLimits
 from replica.model.load import LoadedModel, load_model
 from replica.model.shape import ModelError
 from replica.server.engine_thread import EngineThread
@@ -175,6 +176,12 @@ def _load(
         max_batched_tokens=config.max_batched_tokens,
         max_model_len=wanted or min(room, model.shape.context),
         prefix_caching=config.prefix_caching,
+        cache=config.cache.settings(),
+        pinned_tokens=config.cache.pinned_tokens,
+        max_chunk_tokens=config.max_chunk_tokens,
+        longest_prefix_first=config.longest_prefix_first,
+        max_overtaken=config.max_overtaken,
+        shares_prefills=config.shares_prefills,
         record_events=config.kv_events is not None,
         batch_invariant=config.batch_invariant,
     )

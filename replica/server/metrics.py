@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from replica.engine import EngineLimits
+from replica.engine_limits import EngineLimits
 from replica.server.engine_thread import EngineThread
 
 LABELS = ("model_name", "engine")

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from replica.engine import Delta, Engine, EngineLimits, Request
+from replica.engine import Delta, Engine, Request
+from replica.engine_limits import EngineLimits
 from replica.model.gguf_file import GgufFile
 from replica.model.load import LoadedModel, load_model, smollm2_path
 from replica.model.sampling import Sampling, StopRule

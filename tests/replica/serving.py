@@ -11,7 +11,8 @@ import torch
 
 from replica.batch import Batch, Work
 from replica.config import ReplicaConfig
-from replica.engine import Engine, EngineLimits
+from replica.engine import Engine
+from replica.engine_limits import EngineLimits
 from replica.model.load import LoadedModel
 from replica.server.app import Running, start
 

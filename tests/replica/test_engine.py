@@ -75,65 +75,6 @@ def test_another_prompt_has_another_continuation() -> None:
     assert sum(other != expected for other in others) >= 12  # of 20; seen: 15
 
 
-@pytest.mark.timeout(300)
-def test_random_traffic_gets_the_tokens_of_a_fresh_engine_without_cache() -> None:
-    """400 requests over six engines: shared prefixes, salts, aborts, preemptions, small pools and chunks."""
-    chance = random.Random(20)
-    prefixes = [_prompt(1000 + i, 120) for i in range(4)]
-    known: dict[tuple[tuple[int, ...], int], list[int]] = {}
-    for limits in (
-        {"kv_blocks": 10, "max_model_len": 150},
-        {"kv_blocks": 60, "max_batched_tokens": 24, "max_running": 6},
-        {"kv_blocks": 40, "block_size": 8, "max_model_len": 200},
-        {"kv_blocks": 50, "block_size": 4, "max_model_len": 190, "max_batched_tokens": 40},
-        {"kv_blocks": 128},
-        {"kv_blocks": 30, "max_model_len": 200, "prefix_caching": False},
-    ):
-        engine = make_engine(batch_invariant=True, **limits)
-        requests: dict[str, Request] = {}
-        got: dict[str, list[int]] = {}
-        aborted: set[str] = set()
-        finished: set[str] = set()
-        while len(requests) < 67 or engine.has_work:
-            if len(requests) < 67 and chance.random() < 0.5:
-                name = f"r{len(requests)}"
-                # A small set of prompts, so that whole prompts come back and the reference stays cheap.
-                pick = random.Random(chance.randrange(40))
-                prompt = pick.choice(prefixes)[: pick.randrange(120)] + _prompt(pick.randrange(99), 7)
-                request = replace(
-                    greedy_request(name, prompt, chance.choice((1, 4, 20))),
-                    salt=chance.choice((None, None, "a", "b")),
-                    priority=chance.choice((0, 0, 1)),
-                )
-                requests[name], got[name] = request, []
-                engine.add(request)
-            if chance.random() < 0.05 and requests:
-                name = chance.choice(list(requests))
-                if name not in finished:
-                    aborted.add(name)
-                    finished.add(name)
-                engine.abort(name)
-            for delta in engine.step():
-                assert delta.error is None
-                got[delta.request_id] += [drawn.token for drawn in delta.tokens]
-                if delta.finish_reason is not None:
-                    finished.add(delta.request_id)
-            engine.check_invariants()
-        assert finished == set(requests)
-        assert engine.load().kv_usage == 0.0 and engine.load().running == 0
-        for name, request in requests.items():
-            key = (request.prompt, 20)
-            if key not in known:
-                known[key] = _alone(replace(request, max_tokens=20, salt=None))
-            expected = known[key][: request.max_tokens]
-            if name in aborted:
-                assert got[name] == expected[: len(got[name])]
-            else:
-                assert got[name] == expected
-        if limits["kv_blocks"] == 10:
-            assert engine.preemptions > 0
-
-
 def test_preemption_loses_nothing() -> None:
     engine = make_engine(kv_blocks=8, max_model_len=128)
     requests = [greedy_request(f"{i}", _prompt(i, 30), 60) for i in range(3)]

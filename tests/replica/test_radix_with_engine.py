@@ -1,19 +1,17 @@
 """The torch engine on the radix tree: pages of one token, tables whose entries are exchanged, same tokens."""
 
 import random
-from functools import partial
 
 import pytest
 
-from replica import engine as engine_module
-from replica.kv_cache.radix_cache import RadixCache
+from replica.kv_cache.cache_settings import CacheSettings
 from tests.replica.models import finish_all, greedy_request, make_engine, token_ids
 
 
 @pytest.mark.parametrize(
     ("page", "blocks", "order"), [(1, 600, "lru"), (1, 170, "slru"), (4, 60, "lfu"), (16, 14, "lru")]
 )
-def test_the_same_tokens_as_a_fresh_engine_without_cache(monkeypatch, page, blocks, order):
+def test_the_same_tokens_as_a_fresh_engine_without_cache(page, blocks, order):
     rng = random.Random(page)
     shared = [rng.randrange(256) for _ in range(80)]
     requests = [
@@ -31,8 +29,10 @@ def test_the_same_tokens_as_a_fresh_engine_without_cache(monkeypatch, page, bloc
     for request in [*requests, *twins]:
         alone = make_engine(prefix_caching=False, batch_invariant=True)
         expected[request.request_id] = token_ids(finish_all(alone, [request])[request.request_id])
-    monkeypatch.setattr(engine_module, "PrefixCache", partial(RadixCache, eviction=order))
-    engine = make_engine(block_size=page, kv_blocks=blocks, max_model_len=160, batch_invariant=True)
+    cache = CacheSettings("radix", page, eviction=order)
+    engine = make_engine(
+        block_size=page, kv_blocks=blocks, cache=cache, max_model_len=160, batch_invariant=True
+    )
     for _ in range(2):
         deltas = finish_all(engine, [*requests, *twins])
         assert {name: token_ids(found) for name, found in deltas.items()} == expected

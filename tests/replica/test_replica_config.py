@@ -1,13 +1,18 @@
 """The replica's config: defaults, files, flags, and messages that say what to do."""
 
 import argparse
+import asyncio
 from pathlib import Path
 
 import pytest
+import yaml
 
 from replica.config import ConfigError, ReplicaConfig, load_config, parse_config
+from replica.kv_cache.eviction_order import TailOptimised
+from replica.kv_cache.radix_cache import RadixCache
 from replica.kv_events_config import KvEventsConfig
 from replica.server.replica_command import effective_config, run
+from tests.replica.serving import get, replica
 
 
 def _args(
@@ -47,6 +52,15 @@ def test_a_model_is_enough(tmp_path: Path) -> None:
         ("model: tiny\nkv_events: {replay: 'tcp://*:1'}", "kv_events.endpoint: Field required"),
         ("model: tiny\nkv_events: {endpoint: 'tcp://*:1', topics: x}", "kv_events.topics: .*unknown key"),
         ("model: tiny\nprefix_caching: false\nkv_events: 'tcp://*:1'", "nothing to tell; remove one"),
+        ("model: tiny\ncache: {kind: tree}", r"cache.kind: .*'blocks' or 'radix' \(got 'tree'\)"),
+        ("model: tiny\ncache: {eviction: slru}", "cache: page_size and eviction .* set kind to radix"),
+        (
+            "model: tiny\ncache: {kind: radix, page_size: 3}",
+            "block_size 16 is no multiple of cache.page_size 3",
+        ),
+        ("model: tiny\ncache: {kind: radix, eviction: tlru}", "cache: eviction order tlru with a slack of 0"),
+        ("model: tiny\ncache: {kind: radix, tail_slack_tokens: 9}", "cache: tail_slack_tokens is for .*tlru"),
+        ("model: tiny\ncache: {pins: 9}", "cache.pins: .*unknown key"),
         ("model: tiny\nmax_running: 600", "max_batched_tokens 512 is less than max_running 600"),
     ],
 )
@@ -95,3 +109,41 @@ def test_the_command_returns_2_for_arguments_that_are_wrong(capsys: pytest.Captu
 def test_a_frozen_config() -> None:
     with pytest.raises(ValueError, match="frozen"):
         parse_config({"model": "tiny"}, "x").model = "y"  # type: ignore[misc]
+
+
+def test_the_config_chooses_the_cache_and_the_scheduler() -> None:
+    """From YAML to the running engine; block size and count in the metrics whatever the page."""
+    text = """
+model: tiny
+kv_tokens: 1024
+max_chunk_tokens: 64
+longest_prefix_first: true
+max_overtaken: 3
+shares_prefills: false
+cache: {kind: radix, page_size: 2, eviction: tlru, tail_slack_tokens: 32, pinned_tokens: 128}
+"""
+
+    async def scenario() -> None:
+        async with replica(**(yaml.safe_load(text))) as running:
+            scheduler = running.engine._engine._scheduler
+            cache = scheduler.cache
+            assert isinstance(cache, RadixCache)
+            assert (cache.blocks, cache.block_size, cache.hash_tokens) == (512, 2, 16)
+            assert cache.tree._leaves._order == TailOptimised(16)
+            limits = scheduler.limits
+            assert (limits.max_chunk_tokens, limits.longest_prefix_first, limits.max_overtaken) == (
+                64,
+                True,
+                3,
+            )
+            assert not limits.shares_prefills and limits.pinned_blocks == 64
+            _, page = await get(running.url + "/metrics")
+            assert 'block_size="16"' in page and 'num_gpu_blocks="64"' in page
+            assert 'prefix_caching_hash_algo="warmroute"' in page
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("example", ["configs/replica.yaml", "configs/docker/replica.yaml"])
+def test_the_examples_are_valid(example: str) -> None:
+    load_config(Path(__file__).parents[2] / example)

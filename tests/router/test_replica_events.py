@@ -61,8 +61,9 @@ def _models(tmp_path: Path) -> dict[str, Any]:
     return {"tiny": {"tokenizer": str(folder), "renders_as": "warmroute"}}
 
 
+@pytest.mark.parametrize("cache", [{"kind": "blocks"}, {"kind": "radix", "page_size": 4}], ids=str)
 def test_the_router_holds_the_engine_s_blocks_through_evictions_a_gap_a_reset_and_a_restart(
-    tmp_path: Path,
+    tmp_path: Path, cache: dict[str, Any]
 ) -> None:
     async def run() -> None:
         async def scenario(running: Running) -> None:
@@ -73,7 +74,9 @@ def test_the_router_holds_the_engine_s_blocks_through_evictions_a_gap_a_reset_an
             for prompt in _prompts(80):
                 seen += await _send(running, [prompt])
                 await until(lambda: _told(running) == _engine_s(first))
-            assert all(matched == cached for matched, cached in seen)
+            # A page of the tree is a quarter of a block: a hit may go on for some more.
+            finer = 16 if cache["kind"] == "radix" else 1
+            assert all(matched <= cached < matched + finer for matched, cached in seen)
             assert sum(cached for _, cached in seen) > 500 and counters.removed_events > 50
             state = running.router.fleet.caches.exact.state(0)
             assert state.telling and not state.translated
@@ -101,7 +104,7 @@ def test_the_router_holds_the_engine_s_blocks_through_evictions_a_gap_a_reset_an
             await first.stop()
             keys = dict(_entry(first)["kv_events"], bind=True)
             async with serving(
-                listen=f"127.0.0.1:{first.port}", kv_tokens=POOL_BLOCKS * 16, kv_events=keys
+                listen=f"127.0.0.1:{first.port}", kv_tokens=POOL_BLOCKS * 16, cache=cache, kv_events=keys
             ) as second:
                 await until(lambda: running.router.fleet.ready)
                 # Its first batches may come before the subscription is there again, and then be replayed.
@@ -112,7 +115,7 @@ def test_the_router_holds_the_engine_s_blocks_through_evictions_a_gap_a_reset_an
                 await until(lambda: _told(running) == _engine_s(second))
                 assert counters.restarts == 1
 
-        first_context = serving(kv_tokens=POOL_BLOCKS * 16, kv_events=EVENTS)
+        first_context = serving(kv_tokens=POOL_BLOCKS * 16, cache=cache, kv_events=EVENTS)
         first = await first_context.__aenter__()
         await with_router(scenario, [_entry(first)], models=_models(tmp_path))
 

@@ -1,0 +1,141 @@
+"""``make fuzz``: random traffic, both caches, all options: the tokens of a fresh engine without cache.
+
+Prompts share prefixes, repeat, carry salts and priorities; requests are aborted; pools are so small that
+requests are preempted. After every step the invariants hold, at the end no block is held.
+"""
+
+import argparse
+import random
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+from replica.engine import Engine, Request
+from replica.kv_cache.cache_settings import CacheSettings
+from tests.replica.models import finish_all, greedy_request, make_engine, token_ids
+
+MOST_TOKENS = 12
+PROMPTS = 60
+"""A small set, so that whole prompts come back and what is right is computed once for each."""
+
+TREE = CacheSettings("radix", 1)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "blocks, tiny pool": {"kv_blocks": 10},
+    "blocks of 4, small chunks": {"kv_blocks": 60, "block_size": 4, "max_batched_tokens": 40},
+    "blocks, longest prefix first": {
+        "kv_blocks": 30,
+        "longest_prefix_first": True,
+        "max_overtaken": 3,
+        "max_chunk_tokens": 16,
+        "max_batched_tokens": 48,
+    },
+    "blocks, pins": {"kv_blocks": 20, "pinned_tokens": 96, "max_running": 5},
+    "blocks, each its own prefill": {"kv_blocks": 40, "shares_prefills": False},
+    "no cache": {"kv_blocks": 24, "prefix_caching": False},
+    "tree, tiny pool": {"kv_blocks": 10, "cache": TREE},
+    "tree, pins, longest prefix first": {
+        "kv_blocks": 16,
+        "cache": replace(TREE, eviction="slru"),
+        "pinned_tokens": 64,
+        "longest_prefix_first": True,
+        "max_chunk_tokens": 24,
+    },
+    "tree of 4, lfu": {"kv_blocks": 20, "cache": CacheSettings("radix", 4, "lfu")},
+    "tree of 16, tlru": {"kv_blocks": 16, "cache": CacheSettings("radix", 16, "tlru", 32)},
+}
+"""Engines that must not differ in a token."""
+
+
+class Fuzz:
+    """Traffic from one seed."""
+
+    def __init__(self, seed: int, known: dict[tuple[int, ...], list[int]]) -> None:
+        """``known``: right answers by prompt, filled as they are needed."""
+        self.chance = random.Random(seed)
+        self._stems = [self._tokens(100) for _ in range(4)]
+        self._prompts = [self._prompt() for _ in range(PROMPTS)]
+        self._known = known
+        self.cached_tokens = self.aborted = 0
+
+    def run(self, engine: Engine, count: int) -> None:
+        """``count`` requests; AssertionError at the first wrong token or broken invariant."""
+        chance = self.chance
+        requests: dict[str, Request] = {}
+        got: dict[str, list[int]] = {}
+        unfinished: list[str] = []
+        while len(requests) < count or engine.has_work:
+            if len(requests) < count and chance.random() < 0.5:
+                request = self._request(f"r{len(requests)}")
+                requests[request.request_id], got[request.request_id] = request, []
+                unfinished.append(request.request_id)
+                engine.add(request)
+            if unfinished and chance.random() < 0.03:
+                name = unfinished.pop(chance.randrange(len(unfinished)))
+                engine.abort(name)
+                self._check(requests[name], got[name], whole=False)
+                self.aborted += 1
+            for delta in engine.step():
+                assert delta.error is None, delta.error
+                got[delta.request_id] += [drawn.token for drawn in delta.tokens]
+                if delta.finish_reason is not None:
+                    unfinished.remove(delta.request_id)
+                    self.cached_tokens += delta.cached_tokens
+                    self._check(requests[delta.request_id], got[delta.request_id], whole=True)
+            engine.check_invariants()
+        assert not unfinished, "a request was forgotten"
+        load = engine.load()
+        assert (load.kv_usage, load.running, load.waiting) == (0.0, 0, 0) or engine.limits.pinned_tokens
+
+    def _request(self, name: str) -> Request:
+        chance = self.chance
+        return replace(
+            greedy_request(name, chance.choice(self._prompts), chance.choice((1, 4, MOST_TOKENS))),
+            salt=chance.choice((None, None, "a", "b")),
+            priority=chance.choice((0, 0, 1)),
+        )
+
+    def _check(self, request: Request, tokens: list[int], *, whole: bool) -> None:
+        if request.prompt not in self._known:
+            alone = make_engine(prefix_caching=False, batch_invariant=True, max_model_len=160)
+            asked = greedy_request("a", request.prompt, MOST_TOKENS)
+            self._known[request.prompt] = token_ids(finish_all(alone, [asked])["a"])
+        length = request.max_tokens if whole else len(tokens)
+        assert tokens == self._known[request.prompt][:length], f"{request.request_id} has another's tokens"
+
+    def _prompt(self) -> tuple[int, ...]:
+        return self.chance.choice(self._stems)[: self.chance.randrange(100)] + self._tokens(7)
+
+    def _tokens(self, count: int) -> tuple[int, ...]:
+        return tuple(self.chance.randrange(256) for _ in range(count))
+
+
+def engine_for(settings: dict[str, Any]) -> Engine:
+    """An engine whose logits do not depend on what else is in a step."""
+    return make_engine(**({"batch_invariant": True, "max_model_len": 150} | settings))
+
+
+def main() -> int:
+    """Rounds over all engines, a new seed each, until there were enough requests."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--requests", type=int, default=50_000)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    done, seed, started = 0, args.seed, time.monotonic()
+    while done < args.requests:
+        known: dict[tuple[int, ...], list[int]] = {}
+        for name, settings in SETTINGS.items():
+            fuzz, engine = Fuzz(seed, known), engine_for(settings)
+            try:
+                fuzz.run(engine, 200)
+            except AssertionError as error:
+                print(f"seed {seed}, {name}: {error or type(error).__name__}", file=sys.stderr)
+                raise
+            done += 200
+        print(f"{done} requests, seed {seed}, {time.monotonic() - started:.0f} s", flush=True)
+        seed += 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
