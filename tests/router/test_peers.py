@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.routing.block_source import BlockSettings
 from router.routing.fleet import Fleet, FleetSettings
 from router.routing.health import HealthState
 from router.routing.hold import Held
@@ -154,6 +155,40 @@ def test_nothing_is_learned_of_prefill_while_others_work_is_not_heard_of() -> No
     flight = sent(fleet, 99, 10, 99.0)
     fleet.first_token(flight, 99.9)
     assert fleet.replicas[0].cost.prefill_factor > before
+
+
+def exact_fleet(router: str, block_tokens: int = 16) -> tuple[Fleet, Journal]:
+    fleet = Fleet(
+        [ReplicaSpec("r0", "http://r0", blocks=BlockSettings("warmroute", block_tokens))],
+        POLICIES["predicted_finish"](random.Random(1)),
+        FleetSettings(exact=True),
+    )
+    fleet.probe_succeeded(0, 0.0)
+    journal = fleet.journal = Journal(router, fleet.caches.exact)
+    return fleet, journal
+
+
+def test_prompts_read_token_by_token_are_told_in_their_replicas_naming() -> None:
+    here, journal = exact_fleet("a")
+    there, _ = exact_fleet("b")
+    otherwise, _ = exact_fleet("c", block_tokens=32)
+    (naming,) = here.caches.exact.namings
+    tokens = range(100)
+    read = Prompt(keys=(), units=100, chains={naming: naming.keys(tokens)}, stream=True)
+    flight = here.submit(read, 0.0)
+    assert isinstance(flight, InFlight)
+    events = journal.take()
+    for fleet in (there, otherwise):
+        fleet.peers.told("a", events, 0.0)
+    assert there.caches.levels(read) == here.caches.levels(read) == [(1, 96)]
+    (other,) = otherwise.caches.exact.namings
+    asked = Prompt(keys=(), units=100, chains={other: other.keys(tokens)})
+    assert otherwise.caches.levels(asked) == [], "keys in another naming say nothing"
+    here.failed(flight, 0.1, Failure.CLOSED)
+    for fleet in (there, otherwise):
+        fleet.peers.told("a", events := journal.take() or events, 0.1)
+        assert nothing(fleet)
+    assert there.caches.levels(read) == []
 
 
 def test_the_dead_hold_nothing() -> None:

