@@ -44,6 +44,15 @@ def test_tls_with_a_client_certificate() -> None:
     asyncio.run(main())
 
 
+def test_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "redis.sock"
+
+    async def scenario(server: RedisServer, members: Members) -> None:
+        await shares(members, f"unix://{path}")
+
+    with_redis(scenario, "--unixsocket", str(path))
+
+
 @pytest.mark.parametrize("tls", [{"ca": "/nowhere/ca.pem"}, {"cert": CERT, "key": "/nowhere/key.pem"}])
 def test_tls_files_that_cannot_be_used_are_named_at_the_start(tls: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"state\.tls.*nowhere"):

@@ -231,6 +231,12 @@ def test_an_operator_drains_a_replica_at_one_router_for_all(tmp_path: Path) -> N
 
         await order("POST")
         await site.until_metric(two, "warmroute_replica_up", 0.0, replica="r0")
+        client = await RawClient.connect(two.admin)
+        await client.post(b"", "/fleet", method="GET")
+        shown = (await client.answer()).json()["state"]
+        client.leave()
+        assert shown["state"] == "sharing" and shown["fault"] is None and shown["gaps"] == 0
+        assert [peer["outstanding"] for peer in shown["peers"]] == [0] and shown["lag_ms"] > 0.0
         assert {await replica_for(two, session, 1) for session in range(8)} == {"r1"}
         late = await site.start_router()
         await site.until_metric(late, "warmroute_replica_up", 0.0, replica="r0")
