@@ -73,8 +73,9 @@ class MemoryState:
     async def _read(self, file: Path) -> None:
         try:
             data = await asyncio.to_thread(file.read_bytes)
-        except FileNotFoundError:
-            return  # the first start
+        except FileNotFoundError:  # the first start: a place that cannot be written to is to be known now
+            await self._write(file)
+            return
         except OSError as error:
             self._failed(f"snapshot {file} cannot be read: {error.strerror}; starting without")
             return

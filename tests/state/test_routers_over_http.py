@@ -199,6 +199,25 @@ def test_B117_load_is_even_and_a_killed_router_leaves_nothing(tmp_path: Path) ->
     with_site(tmp_path, scenario)
 
 
+def test_B117_without_redis_load_is_still_nearly_even(tmp_path: Path) -> None:
+    async def scenario(site: Site) -> None:
+        for fake in site.replicas:
+            fake.default = ENDLESS
+        await site.server.kill()
+        policy = {"kind": "least_loaded", "measure": "in_flight"}
+        routers = [await site.start_router(policy=policy) for _ in range(3)]
+        clients = [await RawClient.connect(routers[(0, 0, 0, 0, 1, 2)[n % 6]].address) for n in range(120)]
+        for client in clients:
+            await client.post(CHAT_STREAM)
+            await client.head()
+        answering = [fake.answering for fake in site.replicas]
+        assert sum(answering) == 120 and max(answering) <= 1.6 * 30, answering
+        for client in clients:
+            client.leave()
+
+    with_site(tmp_path, scenario)
+
+
 def test_requests_go_on_while_redis_is_frozen_and_routers_find_each_other_again(tmp_path: Path) -> None:
     async def scenario(site: Site) -> None:
         one, two = await site.start_router(), await site.start_router()

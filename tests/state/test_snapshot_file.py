@@ -38,6 +38,19 @@ def test_it_is_written_now_and_then(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["state"], "nothing else is left"
 
 
+def test_a_place_that_cannot_be_written_to_is_named_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        one = member(tmp_path / "missing" / "state")
+        await one.state.start()
+        assert "cannot be written" in (one.report.fault or "")
+        await one.state.stop()
+
+    asyncio.run(main())
+    assert len([r for r in caplog.records if r.name == "warmroute.state"]) == 1
+
+
 @pytest.mark.parametrize("cut", [1, 5, 1_000, -1])
 def test_a_file_cut_short_is_used_as_far_as_it_goes(
     cut: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
