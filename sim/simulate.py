@@ -14,7 +14,8 @@ from replica.contract.kv_events import CacheEvent
 from replica.scheduler import Scheduler
 from router.routing.block_naming import BlockNaming
 from router.routing.block_source import BlockSettings
-from router.routing.fleet import Fleet, FleetSettings
+from router.routing.fleet import Fleet
+from router.routing.fleet_settings import FleetSettings
 from router.routing.prompt_blocks import Prompt, UniformLayout
 from router.routing.replica_state import ReplicaSpec
 from sim.bounds import ideal_cached_share

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Sequences
 
 from replica.sequence import Sequence
 from router.routing.decision import NoReplica, Reason
-from router.routing.hold import Held
+from router.routing.hold_queue import Held
 from router.routing.in_flight import InFlight, Usage
 from router.routing.prompt_blocks import Prompt
 from router.routing.replica_state import ReplicaSpec

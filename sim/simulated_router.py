@@ -3,7 +3,7 @@
 from replica.contract.load_report import LoadReport
 from router.routing.decision import NoReplica
 from router.routing.fleet import Fleet
-from router.routing.hold import Held
+from router.routing.hold_queue import Held
 from router.routing.in_flight import InFlight, Usage
 from router.routing.prompt_blocks import Prompt
 from router.routing.retry import RETRYABLE, Failure, RetryBudget, RetrySettings

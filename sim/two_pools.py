@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from replica.batch import Batch
 from replica.scheduler import Scheduler
 from replica.sequence import Sequence
-from router.routing.fleet import Fleet, FleetSettings
+from router.routing.fleet import Fleet
+from router.routing.fleet_settings import FleetSettings
 from router.routing.in_flight import InFlight, Usage
 from router.routing.policies import POLICIES
 from router.routing.prompt_blocks import Prompt, UniformLayout

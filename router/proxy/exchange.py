@@ -36,7 +36,7 @@ from router.proxy.router_error import (
 from router.proxy.service import Service
 from router.routing.control_fields import may_hide_control_field
 from router.routing.decision import Decision, NoReplica
-from router.routing.hold import Held
+from router.routing.hold_queue import Held
 from router.routing.in_flight import InFlight
 from router.routing.prompt_blocks import UNREADABLE, Prompt, read_prompt
 from router.routing.retry import RETRYABLE, Failure

@@ -6,7 +6,8 @@ from router.config import RouterConfig
 from router.replica_config import ReplicaConfig
 from router.routing.block_naming import HashScheme
 from router.routing.block_source import BlockSettings
-from router.routing.fleet import Fleet, FleetSettings
+from router.routing.fleet import Fleet
+from router.routing.fleet_settings import FleetSettings
 from router.routing.health import HealthSettings
 from router.routing.policies import POLICIES
 from router.routing.policies.least_loaded import LeastLoaded
@@ -40,9 +41,8 @@ def make_fleet(config: RouterConfig) -> Fleet:
     """The fleet ``config`` names; nobody has been probed yet."""
     rng = random.Random(config.seed)
     specs = [replica_spec(replica, config) for replica in config.replicas]
-    fleet = Fleet(specs, make_policy(config, rng), fleet_settings(config), rng=rng)
-    fleet.selectable = make_selectable(config, rng)
-    return fleet
+    policy, selectable = make_policy(config, rng), make_selectable(config, rng)
+    return Fleet(specs, policy, fleet_settings(config), selectable=selectable, rng=rng)
 
 
 def fleet_settings(config: RouterConfig) -> FleetSettings:

@@ -14,7 +14,7 @@ from router.proxy.request_log import RequestLog
 from router.proxy.router_error import RouterError
 from router.proxy.settings import ProxySettings, proxy_settings
 from router.routing.fleet import Fleet
-from router.routing.hold import Held
+from router.routing.hold_queue import Held
 from router.routing.in_flight import Usage
 from router.routing.replica_state import ReplicaState
 from router.routing.retry import RetryBudget, RetrySettings

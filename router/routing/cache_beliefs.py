@@ -74,6 +74,10 @@ class CacheBeliefs:
             return prompt.tokens / prompt.units
         return self.token_ratio.tokens_per_unit
 
+    def prompt_tokens(self, prompt: Prompt) -> int:
+        """How long the prompt is in tokens, as far as that is known."""
+        return max(1, int(prompt.units * self.tokens_per_unit(prompt)))
+
     def levels(self, prompt: Prompt) -> list[tuple[int, int]]:
         """Who holds how many tokens of the prompt: (replicas as bits, tokens), the deepest last."""
         if not self._use_index:

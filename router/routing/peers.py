@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from router.routing.cache_beliefs import CacheBeliefs
 from router.routing.exact_index import Expectation
-from router.routing.hold import Held
+from router.routing.hold_queue import Held
 from router.routing.hot_prefixes import HotPrefixes
 from router.routing.ledger import Booking
 from router.routing.peer_events import (

@@ -8,7 +8,7 @@ from router.routing.block_source import BlockSettings
 from router.routing.calibration import DEFAULT_DECODE, DEFAULT_PREFILL, ReplicaCost
 from router.routing.credit import Credit
 from router.routing.health import Health, HealthState
-from router.routing.hold import HoldQueue
+from router.routing.hold_queue import HoldQueue
 from router.routing.ledger import Booking, Ledger
 from router.routing.peer_events import Reply
 

@@ -66,6 +66,10 @@ class Traffic:
         """A reply had ``output_tokens`` tokens."""
         self.output_tokens += (output_tokens - self.output_tokens) / AVERAGE_OVER_REQUESTS
 
+    def expected_output_tokens(self, limit: int | None) -> float:
+        """Tokens a reply is expected to have that may have ``limit`` (``None`` or 0: no limit)."""
+        return min(self.output_tokens, float(limit)) if limit else self.output_tokens
+
     def arrivals_per_s(self, now: float) -> float:
         """Requests per second over about the last 20 s."""
         return self._arrivals * exp((self._arrivals_at - now) / ARRIVALS_WINDOW_S) / ARRIVALS_WINDOW_S

@@ -13,7 +13,8 @@ import uvloop
 from router.config import RouterConfig, parse_config
 from router.proxy.counters import Counters
 from router.proxy.data_plane import DataPlane
-from router.routing.fleet import Fleet, FleetSettings
+from router.routing.fleet import Fleet
+from router.routing.fleet_settings import FleetSettings
 from router.routing.health import HealthSettings
 from router.routing.policies import POLICIES
 from router.routing.replica_state import ReplicaSpec

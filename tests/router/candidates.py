@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from router.routing.hold import HoldQueue
+from router.routing.hold_queue import HoldQueue
 from router.routing.policies import POLICIES
 from router.routing.view import Policy, RoutingRequest
 

@@ -12,7 +12,8 @@ from heapq import heappop, heappush
 from itertools import count
 
 from replica.contract.prefill_cost import PrefillCost
-from router.routing.fleet import Fleet, FleetSettings
+from router.routing.fleet import Fleet
+from router.routing.fleet_settings import FleetSettings
 from router.routing.in_flight import InFlight, Usage
 from router.routing.policies import POLICIES
 from router.routing.prompt_blocks import Prompt, UniformLayout

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from replica.contract.load_report import LoadReport
 from router.routing.decision import NoReplica, Reason
-from router.routing.fleet import Fleet, FleetSettings
+from router.routing.fleet import Fleet
+from router.routing.fleet_settings import FleetSettings
 from router.routing.health import HealthSettings
 from router.routing.in_flight import InFlight, Usage
 from router.routing.ledger import Booking

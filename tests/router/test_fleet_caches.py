@@ -11,9 +11,10 @@ from replica.contract.kv_events import BlocksRemoved, BlocksStored
 from replica.contract.load_report import LoadReport
 from router.routing.block_source import BlockSettings
 from router.routing.decision import NoReplica
-from router.routing.fleet import Fleet, FleetSettings
+from router.routing.fleet import Fleet
+from router.routing.fleet_settings import FleetSettings
 from router.routing.health import HealthSettings
-from router.routing.hold import Held
+from router.routing.hold_queue import Held
 from router.routing.in_flight import InFlight, Usage
 from router.routing.policies import POLICIES
 from router.routing.prompt_blocks import Prompt, UniformLayout, read_prompt

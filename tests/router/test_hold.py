@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.routing.decision import Reason
-from router.routing.fleet import Fleet, FleetSettings
-from router.routing.hold import Held
+from router.routing.fleet import Fleet
+from router.routing.fleet_settings import FleetSettings
+from router.routing.hold_queue import Held
 from router.routing.in_flight import InFlight, Usage
 from router.routing.policies import POLICIES
 from router.routing.prompt_blocks import Prompt, UniformLayout

@@ -20,7 +20,8 @@ from router.proxy.counters import Counters, KvEventCounters
 from router.proxy.kv_event_feed import KvEventFeed
 from router.routing.block_naming import BlockNaming
 from router.routing.block_source import BlockSettings
-from router.routing.fleet import Fleet, FleetSettings
+from router.routing.fleet import Fleet
+from router.routing.fleet_settings import FleetSettings
 from router.routing.policies import POLICIES
 from router.routing.prompt_blocks import Prompt, UniformLayout
 from router.routing.replica_state import ReplicaSpec

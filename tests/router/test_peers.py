@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.routing.block_source import BlockSettings
-from router.routing.fleet import Fleet, FleetSettings
+from router.routing.fleet import Fleet
+from router.routing.fleet_settings import FleetSettings
 from router.routing.health import HealthState
-from router.routing.hold import Held
+from router.routing.hold_queue import Held
 from router.routing.in_flight import InFlight, Usage
 from router.routing.journal import MAX_EVENTS, Journal
 from router.routing.peer_events import PeerEvent

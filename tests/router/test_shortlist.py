@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.routing.fleet import Fleet, FleetSettings
+from router.routing.fleet import Fleet
+from router.routing.fleet_settings import FleetSettings
 from router.routing.in_flight import InFlight, Usage
 from router.routing.policies import POLICIES
 from router.routing.prompt_blocks import Prompt, UniformLayout

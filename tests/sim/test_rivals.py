@@ -7,7 +7,8 @@ import pytest
 
 from replica.contract.load_report import LoadReport
 from router.routing.decision import Decision, Reason
-from router.routing.fleet import Fleet, FleetSettings
+from router.routing.fleet import Fleet
+from router.routing.fleet_settings import FleetSettings
 from router.routing.in_flight import InFlight
 from router.routing.prompt_blocks import Prompt, UniformLayout
 from router.routing.replica_state import ReplicaSpec
@@ -129,7 +130,7 @@ def test_lmetric_is_its_worked_example() -> None:
         layout=LAYOUT,
         stream=True,
     )
-    request = bench.fleet._request(prompt, 0.0, None, bench.fleet.caches.levels(prompt))
+    _, _, request = bench.fleet.explain(prompt, 0.0)
     scores = bench.fleet.policy.scores(request, bench.fleet.replicas)  # type: ignore[attr-defined]
     assert scores == [(5_050 + 1_000) * 10, 4_000 * 3]
     assert bench.ask(prompt).replica.index == 1
@@ -150,7 +151,7 @@ def test_dynamo_adds_blocks_to_compute_and_blocks_held() -> None:
     bench.router.first_token(held, 0.0)  # its prefill is over, its 10 blocks are active
     prompt = bench.prompt(1, 12)
     rule.arriving(prompt)
-    request = bench.fleet._request(prompt, 0.0, None, bench.fleet.caches.levels(prompt))
+    _, _, request = bench.fleet.explain(prompt, 0.0)
     # replica 0: 12.5 - 10 cached; 10 active + 13 own - 10 shared. Replica 1: 12.5; 13 own.
     assert rule.scores(request, bench.fleet.replicas) == [2.5 + 13, 12.5 + 13]
     bench.end(held)

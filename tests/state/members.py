@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from router.config import RouterConfig, parse_config
-from router.routing.fleet import Fleet, FleetSettings
-from router.routing.hold import Held
+from router.routing.fleet import Fleet
+from router.routing.fleet_settings import FleetSettings
+from router.routing.hold_queue import Held
 from router.routing.in_flight import InFlight
 from router.routing.policies import POLICIES
 from router.routing.prompt_blocks import Prompt, UniformLayout

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from router.routing.hold import Held
+from router.routing.hold_queue import Held
 from router.routing.in_flight import InFlight
 from tests.fakes.redis_server import RedisServer, needs_redis
 from tests.state.members import Member, Members, prompt, until, with_redis

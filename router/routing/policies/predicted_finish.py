@@ -13,8 +13,8 @@ For every candidate j, in seconds::
 Of a hot prefix's copy (``heat.py``) only a share is priced: in the prices above T_j is then T of a replica
 that holds the prefix, plus that share of what computing it again takes.
 
-Where requests are held in the router (``hold.py``), W_j counts those that would go first, Q_j counts all that
-are held, and each one behind adds T_j: it waits that much longer for certain.
+Where requests are held in the router (``hold_queue.py``), W_j counts those that would go first, Q_j counts
+all that are held, and each one behind adds T_j: it waits that much longer for certain.
 
 rho is per replica in the decode term and fleet-wide in lambda; swapped, the gain is lost
 (docs/routing.md). Derivation and evidence: docs/routing.md.

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from router.routing.fleet import Fleet, FleetSettings
+from router.routing.fleet import Fleet
+from router.routing.fleet_settings import FleetSettings
 from router.routing.health import HealthState
 from router.routing.policies import POLICIES
 from router.routing.prompt_blocks import MAX_BLOCKS, Prompt, read_prompt

@@ -303,7 +303,7 @@ def test_B140_a_fault_of_the_routers_own_is_not_described() -> None:
 
     async def scenario(rig: Rig) -> None:
         client = await rig.client()
-        rig.fleet.policy = BrokenPolicy()  # type: ignore[assignment]
+        rig.fleet.reconfigured(BrokenPolicy(), {}, rig.fleet.settings)  # type: ignore[arg-type]
         await client.post(CHAT)
         answer = await client.answer()
         assert (answer.status, answer.error["code"]) == (500, "internal_error")

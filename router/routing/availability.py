@@ -1,0 +1,87 @@
+"""Who gets work: what probes, requests and operators say of a replica, and what follows for those waiting."""
+
+from router.routing.cache_beliefs import CacheBeliefs
+from router.routing.health import HealthState
+from router.routing.holding import Holding
+from router.routing.journal import Journal
+from router.routing.replica_state import ReplicaState
+from router.routing.retry import Failure
+from router.routing.roster import Roster
+
+
+class Availability:
+    """Owned by the fleet. Moves ``health`` and ``draining``; the roster and the holding hear of it."""
+
+    __slots__ = ("_caches", "_holding", "_replicas", "journal")
+
+    def __init__(self, replicas: Roster, caches: CacheBeliefs, holding: Holding) -> None:
+        self._replicas = replicas
+        self._caches = caches
+        self._holding = holding
+        self.journal: Journal | None = None
+
+    def request_succeeded(self, replica: ReplicaState) -> None:
+        """It answered a request, if only to refuse it."""
+        if replica.health.state is not HealthState.HEALTHY:
+            self._replicas.changed()
+        replica.health.request_succeeded()
+
+    def request_failed(self, replica: ReplicaState, now: float, failure: Failure) -> None:
+        """A request failed there by the replica's fault."""
+        before = replica.health.state
+        if failure is Failure.CONNECT:
+            replica.health.connect_failed(now)
+            self._caches.unreachable(replica.index)
+        elif failure not in (Failure.BUSY, Failure.SILENT):  # busy is not broken; silence probes have told
+            replica.health.request_failed(now)
+        self._may_be_ejected(replica, before, now)
+
+    def probe_succeeded(self, replica: ReplicaState, now: float) -> None:
+        """It answered its probe."""
+        replica.probed = True
+        before = replica.health.state
+        replica.health.probe_succeeded(now)
+        if replica.health.state is not before:
+            self._replicas.changed()
+
+    def probe_failed(
+        self, replica: ReplicaState, now: float, *, refused: bool, asked_at: float | None
+    ) -> None:
+        """It did not answer its probe; see ``Fleet.probe_failed``."""
+        if asked_at is not None and replica.progress_at > asked_at:
+            return
+        before = replica.health.state
+        if refused:
+            replica.health.connect_failed(now)
+            self._caches.unreachable(replica.index)
+        else:
+            replica.health.probe_failed(now)
+        replica.probed = True
+        self._may_be_ejected(replica, before, now)
+
+    def models_reported(self, replica: ReplicaState, models: frozenset[str]) -> None:
+        """The names of the models it serves."""
+        if replica.models != models:
+            replica.models = models
+            self._replicas.changed()
+
+    def drained(self, replica: ReplicaState, now: float, *, on: bool) -> None:
+        """This router's operator takes it out of new work (``on``) or gives it back."""
+        replica.drain_ordered(on, replica.drain_version + 1)
+        if self.journal is not None:
+            self.journal.drained(replica)
+        self.changed(replica, now)
+
+    def changed(self, replica: ReplicaState, now: float) -> None:
+        """It may get work now, or no more: those who wait for it go out, or elsewhere."""
+        self._replicas.changed()
+        if replica.serving:
+            self._holding.room_made(replica, now)
+        else:
+            self._holding.rehome(replica, now)
+
+    def _may_be_ejected(self, replica: ReplicaState, before: HealthState, now: float) -> None:
+        ejected = replica.health.state is HealthState.EJECTED
+        if ejected and before is not HealthState.EJECTED and self.journal is not None:
+            self.journal.replica_failed(replica)
+        self.changed(replica, now)

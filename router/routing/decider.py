@@ -1,0 +1,154 @@
+"""Where a request goes: who may take it, what they hold of it, the figures behind the prices, the choice."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from router.routing.cache_beliefs import CacheBeliefs
+from router.routing.decision import Assessment, Decision, Reason
+from router.routing.hot_prefixes import HotPrefixes
+from router.routing.journal import Journal
+from router.routing.ledger import UTILIZATION_REFRESH_S
+from router.routing.prompt_blocks import Prompt
+from router.routing.replica_state import ReplicaState
+from router.routing.roster import Roster
+from router.routing.shortlist import PRICE_ALL_UP_TO, Shortlist
+from router.routing.traffic import Traffic
+from router.routing.view import MatchedTokens, Policy, RoutingRequest
+
+
+class Decider:
+    """Owned by the fleet. A decision changes nothing but what is counted of hot prefixes."""
+
+    __slots__ = (
+        "_caches",
+        "_mean_utilization",
+        "_mean_utilization_at",
+        "_replicas",
+        "_shortlist",
+        "_traffic",
+        "hot",
+        "journal",
+        "policy",
+        "selectable",
+    )
+
+    def __init__(
+        self,
+        policy: Policy,
+        selectable: Mapping[str, Policy],
+        replicas: Roster,
+        caches: CacheBeliefs,
+        traffic: Traffic,
+        shortlist: Shortlist,
+        hot: HotPrefixes,
+    ) -> None:
+        """``selectable``: other policies, by kind, that a request may ask for."""
+        self.policy = policy
+        self.selectable = selectable
+        self._replicas = replicas
+        self._caches = caches
+        self._traffic = traffic
+        self._shortlist = shortlist
+        self.hot = hot
+        self.journal: Journal | None = None
+        self._mean_utilization = 0.0
+        self._mean_utilization_at = -UTILIZATION_REFRESH_S
+
+    def rule(self, kind: str | None) -> Policy:
+        """The selectable policy of this ``kind`` if there is one, else the fleet's."""
+        return self.policy if kind is None else self.selectable.get(kind, self.policy)
+
+    def decide(
+        self, prompt: Prompt, now: float, tried: Collection[int], session: str | None, policy: str | None
+    ) -> Decision:
+        """Where ``prompt`` goes. Raises ``NoReplica``."""
+        rule = self.rule(policy)
+        found = self._replicas.candidates(prompt.model, tried)
+        levels = self._caches.levels(prompt)
+        request = self._request(prompt, now, session, levels)
+        if levels and (work_s := self.hot.price(request, prompt, levels)) is not None and not tried:
+            keys = self.hot.asked(prompt, levels, work_s, now)
+            if self.journal is not None:
+                self.journal.prefixes_asked(keys, work_s)
+        candidates: Sequence[ReplicaState] = found.replicas
+        if len(candidates) > PRICE_ALL_UP_TO and rule.samples:
+            candidates = self._shortlist.draw(candidates, found.bits, levels)
+        one = len(candidates) == 1
+        decision = _only(request, candidates[0]) if one else rule.choose(request, candidates)
+        if tried:
+            return decision._replace(reason=Reason.RETRY)
+        return decision._replace(reason=Reason.PANIC) if found.panic else decision
+
+    def explain(
+        self, prompt: Prompt, now: float, session: str | None, policy: str | None
+    ) -> tuple[Decision, list[Assessment], RoutingRequest]:
+        """The decision, what every candidate would cost, and the figures behind the prices.
+
+        Raises ``NoReplica``.
+        """
+        candidates = self._replicas.candidates(prompt.model, ()).replicas
+        levels = self._caches.levels(prompt)
+        request = self._request(prompt, now, session, levels)
+        if levels:
+            self.hot.price(request, prompt, levels)
+        rule = self.rule(policy)
+        assessments = rule.assess(request, candidates)
+        if len(candidates) == 1:
+            return _only(request, candidates[0]), assessments, request
+        # A copy decides: asking must not advance a turn or a random generator.
+        return rule.copy().choose(request, candidates), assessments, request
+
+    def _request(
+        self, prompt: Prompt, now: float, session: str | None, levels: list[tuple[int, int]]
+    ) -> RoutingRequest:
+        ratio = self._caches.tokens_per_unit(prompt)
+        count = self._replicas.slots
+        matched: Sequence[int]
+        if count > PRICE_ALL_UP_TO:
+            matched = MatchedTokens(levels, count)
+        else:
+            matched = by_replica = [0] * count
+            for mask, tokens in levels:
+                while mask:
+                    low = mask & -mask
+                    by_replica[low.bit_length() - 1] = tokens
+                    mask ^= low
+        traffic = self._traffic
+        return RoutingRequest(
+            now,
+            max(1, int(prompt.units * ratio)),
+            matched,
+            session,
+            prompt,
+            ratio,
+            traffic.arrivals_per_s(now) / (len(self._replicas.serving) or 1),
+            self._utilization(now),
+            traffic.decode_price,
+            traffic.expected_output_tokens(prompt.max_tokens),
+        )
+
+    def _utilization(self, now: float) -> float:
+        """Mean share of the last minute that prefill fills on replicas that get work; counted again every
+        quarter of a second, and what idle replicas showed of their speed counts a little less.
+        """
+        if now - self._mean_utilization_at > UTILIZATION_REFRESH_S:
+            self._mean_utilization_at = now
+            serving = self._replicas.serving
+            self._mean_utilization = sum(r.ledger.utilization(now) for r in serving) / (len(serving) or 1)
+            for replica in serving:
+                replica.cost.fade(now)
+        return self._mean_utilization
+
+
+def _only(request: RoutingRequest, candidate: ReplicaState) -> Decision:
+    """There is nothing to choose."""
+    matched = request.matched_tokens[candidate.index]
+    prefill = candidate.cost.prefill_s(request.prompt_tokens - matched, matched)
+    cold = candidate.cost.prefill_s(request.prompt_tokens, 0) if matched else prefill
+    return Decision(
+        candidate.index,
+        Reason.ONLY,
+        matched,
+        candidate.ledger.backlog_s(request.now),
+        prefill,
+        cold - prefill,
+    )

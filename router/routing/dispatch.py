@@ -1,0 +1,143 @@
+"""Requests on replicas, from dispatch to last byte: what each books, and what it is taken to leave there."""
+
+from heapq import heappop, heappush
+
+from router.routing.cache_beliefs import CacheBeliefs
+from router.routing.decision import Decision, Reason
+from router.routing.in_flight import InFlight, Usage
+from router.routing.journal import Journal
+from router.routing.ledger import Booking
+from router.routing.prompt_blocks import Prompt
+from router.routing.replica_state import ReplicaState
+from router.routing.roster import Roster
+from router.routing.shortlist import Shortlist
+from router.routing.traffic import Traffic
+from router.routing.usage_lessons import UsageLessons
+
+
+class Dispatch:
+    """Owned by the fleet. Its events say whether a replica has room for those who wait; it sends nobody."""
+
+    __slots__ = (
+        "_caches",
+        "_lessons",
+        "_replicas",
+        "_sent",
+        "_shortlist",
+        "_traffic",
+        "_unseen_first_tokens",
+        "journal",
+        "saved_s",
+        "spills",
+    )
+
+    def __init__(
+        self,
+        replicas: Roster,
+        caches: CacheBeliefs,
+        traffic: Traffic,
+        shortlist: Shortlist,
+        lessons: UsageLessons,
+    ) -> None:
+        self._replicas = replicas
+        self._caches = caches
+        self._traffic = traffic
+        self._shortlist = shortlist
+        self._lessons = lessons
+        self.journal: Journal | None = None
+        self._unseen_first_tokens: list[tuple[float, int, InFlight]] = []
+        self._sent = 0
+        self.spills = 0
+        self.saved_s = 0.0
+
+    def sent(self, prompt: Prompt, decision: Decision, now: float) -> InFlight:
+        """The request goes to ``decision.replica``: its work is booked, its blocks will be there."""
+        replica = self._replicas[decision.replica]
+        new_tokens = self._caches.prompt_tokens(prompt) - decision.matched_tokens
+        expected_output = int(self._traffic.expected_output_tokens(prompt.max_tokens))
+        idle = not replica.ledger.queued
+        self._shortlist.became_busy(replica.index)
+        booking = replica.book(decision.prefill_s, new_tokens, expected_output, now)
+        expectation = self._caches.sent(replica.index, prompt, decision.matched_tokens)
+        flight = InFlight(
+            prompt, decision, replica, booking, now, expectation, settled=idle and not replica.held
+        )
+        self._sent += 1
+        replica.requests += 1
+        if not prompt.stream:
+            heappush(self._unseen_first_tokens, (replica.ledger.free_at, self._sent, flight))
+        arrived = decision.reason is not Reason.RETRY
+        if self.journal is not None:
+            self.journal.sent(flight, arrived=arrived)
+        if arrived:
+            self._traffic.arrived(now, decision.prefill_s + decision.saved_s)
+            self.saved_s += decision.saved_s
+            if decision.reason is Reason.SPILL:
+                self.spills += 1
+        return flight
+
+    def first_token(self, flight: InFlight, now: float) -> bool:
+        """The first event with content was seen. True if its replica may have room now."""
+        if flight.booking.state == Booking.RELEASED or flight.first_token_at is not None:
+            return False
+        flight.first_token_at = now
+        replica = flight.replica
+        replica.progress_at = now
+        if flight.booking.state != Booking.QUEUED:
+            return False
+        replica.first_token(flight.booking, flight.decision.matched_tokens, now)
+        if self.journal is not None:
+            self.journal.first_token(flight)
+        return True
+
+    def expected_first_token(self, now: float) -> ReplicaState | None:
+        """A request that shows no first token (not streamed) is taken to have it when predicted.
+
+        The replica where one was due by ``now`` and which may have room; ask again until there is none.
+        """
+        unseen = self._unseen_first_tokens
+        while unseen and unseen[0][0] <= now:
+            at, _, flight = heappop(unseen)
+            if flight.booking.state == Booking.QUEUED:
+                flight.replica.first_token(flight.booking, flight.decision.matched_tokens, at, seen=False)
+                if self.journal is not None:
+                    self.journal.first_token(flight, seen=False)
+                return flight.replica
+        return None
+
+    def finished(self, flight: InFlight, now: float, usage: Usage | None) -> bool:
+        """The last byte was passed on; what it teaches is learned. True if its replica may have room now."""
+        replica, lessons = flight.replica, self._lessons
+        sequences = replica.ledger.decoding
+        was_queued = replica.over(flight.booking, flight.decision.matched_tokens, now, computed=True)
+        reply = None
+        if usage is not None and usage.output_tokens is not None:
+            reply = lessons.replied(flight, now, usage.output_tokens, sequences)
+        if self.journal is not None:
+            self.journal.over(flight, computed=True, reply=reply)
+        if flight.expectation is not None:
+            self._caches.computed(flight.expectation)
+        if usage is not None and lessons.prompt_counted(flight, usage) and self.journal is not None:
+            self.journal.cache_lost(replica)
+        return was_queued
+
+    def ended_early(self, flight: InFlight, now: float) -> bool:
+        """It failed, was refused, or its client left: blocks never computed are not believed to be there.
+
+        False if it was over before.
+        """
+        replica = flight.replica
+        if flight.over:
+            return False
+        was_queued = replica.over(flight.booking, flight.decision.matched_tokens, now, computed=False)
+        if self.journal is not None:
+            self.journal.over(flight, computed=not was_queued)
+        if was_queued:
+            if not replica.ledger.queued:
+                self._shortlist.became_idle(replica.index)
+            self._caches.withdrawn(
+                replica.index, flight.prompt, flight.decision.matched_tokens, flight.expectation
+            )
+        elif flight.expectation is not None:
+            self._caches.computed(flight.expectation)
+        return True

@@ -1,0 +1,186 @@
+"""Who waits in the router, and when they go: late binding of requests to their replica's queue.
+
+A replica is fed when it has nothing without a first token, or so little that one step computes both.
+"""
+
+from router.routing.cache_beliefs import CacheBeliefs
+from router.routing.decider import Decider
+from router.routing.decision import Decision, NoReplica
+from router.routing.dispatch import Dispatch
+from router.routing.hold_queue import Held
+from router.routing.journal import Journal
+from router.routing.prompt_blocks import Prompt
+from router.routing.replica_state import ReplicaState
+from router.routing.roster import Roster
+from router.routing.shortlist import Shortlist
+
+DEADLINE_SLOS = 5.0
+"""A held request goes first once it has waited so many times its allowed time to first token."""
+GIVE_UP_SLOS = 10.0
+"""A replica that shows nothing for so many allowed times beyond its predictions is waited for no longer."""
+PEERS_TURN_S = 0.1
+"""While a replica has nothing to prefill, another router's request that goes first is waited for so long."""
+
+
+class Holding:
+    """Owned by the fleet, whose events tell it where there may be room. Fills every replica's ``held``."""
+
+    __slots__ = (
+        "_caches",
+        "_decider",
+        "_dispatch",
+        "_replicas",
+        "_shortlist",
+        "count",
+        "journal",
+        "outbox",
+        "slo_ttft_s",
+    )
+
+    def __init__(
+        self,
+        replicas: Roster,
+        caches: CacheBeliefs,
+        shortlist: Shortlist,
+        decider: Decider,
+        dispatch: Dispatch,
+        slo_ttft_s: float,
+    ) -> None:
+        self._replicas = replicas
+        self._caches = caches
+        self._shortlist = shortlist
+        self._decider = decider
+        self._dispatch = dispatch
+        self.slo_ttft_s = slo_ttft_s
+        self.journal: Journal | None = None
+        self.count = 0
+        """Requests of this router that wait."""
+        self.outbox: list[Held] = []
+        """Those that were sent, or for which no replica is left, since the caller last emptied this."""
+
+    # --- one request ----------------------------------------------------------------------------
+
+    def may_send(self, replica: ReplicaState, prefill_s: float, now: float) -> bool:
+        """A request of ``prefill_s`` need not wait for ``replica``."""
+        if not replica.ledger.queued and (first := replica.held.next(now)) is not None:
+            return not first.own and prefill_s < first.prefill_s and now < first.deadline
+        return _has_room(replica, prefill_s)
+
+    def hold(
+        self, prompt: Prompt, decision: Decision, now: float, session: str | None, context: object
+    ) -> Held:
+        """The request waits for ``decision.replica``."""
+        replica = self._replicas[decision.replica]
+        allowed_s = self.slo_ttft_s + replica.cost.prefill_s(self._caches.prompt_tokens(prompt), 0)
+        held = Held(prompt, decision, decision.prefill_s, now + DEADLINE_SLOS * allowed_s, session, context)
+        self._wait(replica, held, now)
+        return held
+
+    def _wait(self, replica: ReplicaState, held: Held, now: float) -> None:
+        held.prefill_s = held.decision.prefill_s
+        if self.journal is not None:
+            self.journal.held(held, replica, now)
+        replica.held.add(held)
+        self.count += 1
+        # Its siblings should come here, too.
+        held.expectation = self._caches.sent(replica.index, held.prompt, held.decision.matched_tokens)
+
+    def dropped(self, held: Held) -> None:
+        """The client left while its request was held: no trace is left."""
+        replica = self._replicas[held.decision.replica]
+        replica.held.remove(held)
+        self.count -= 1
+        if self.journal is not None:
+            self.journal.hold_ended(held, withdrawn=True)
+        self._caches.withdrawn(replica.index, held.prompt, held.decision.matched_tokens, held.expectation)
+
+    def _ended(self, held: Held, *, withdrawn: bool = False) -> None:
+        """It goes out now, and is expected anew where it goes; ``withdrawn``: that may be elsewhere."""
+        self.count -= 1
+        if self.journal is not None:
+            self.journal.hold_ended(held, withdrawn=withdrawn)
+        expectation = held.expectation
+        if expectation is not None:
+            held.expectation = None
+            self._caches.withdrawn(
+                held.decision.replica, held.prompt, held.decision.matched_tokens, expectation
+            )
+
+    # --- one replica ----------------------------------------------------------------------------
+
+    def room_made(self, replica: ReplicaState, now: float) -> None:
+        """The replica may have room: send whose turn it is."""
+        if not replica.ledger.queued:
+            self._shortlist.became_idle(replica.index)
+        queue = replica.held
+        while (held := queue.next(now)) is not None:
+            if not _has_room(replica, held.prefill_s):
+                return
+            if not held.own:
+                if replica.ledger.idle_s(now) < PEERS_TURN_S:
+                    return  # its router sends it
+                mine = queue.next_own(now)
+                if mine is None:
+                    return
+                held = mine
+            queue.remove(held)
+            self._ended(held)
+            held.flight = self._dispatch.sent(held.prompt, held.decision, now)
+            held.flight.settled = False  # what it was believed to find is from when it was held
+            self.outbox.append(held)
+
+    def peers_changed(self, replica: ReplicaState, now: float) -> None:
+        """Other routers sent to the replica, or what they sent is over."""
+        if replica.ledger.queued:
+            self._shortlist.became_busy(replica.index)
+        self.room_made(replica, now)
+
+    def rehome(self, replica: ReplicaState, now: float) -> None:
+        """The replica takes no more work, or shows nothing: whoever waits for it is decided again.
+
+        Those who get another replica may have to wait for that one; those who get this one again are sent.
+        """
+        waiting = []
+        while (held := replica.held.next_own(now)) is not None:
+            replica.held.remove(held)
+            waiting.append(held)
+        for held in waiting:
+            self._ended(held, withdrawn=True)
+            self.expect_first_tokens(now)
+            try:
+                held.decision = self._decider.decide(held.prompt, now, (), held.session, None)
+            except NoReplica:
+                held.flight = None
+                self.outbox.append(held)
+                continue
+            other = self._replicas[held.decision.replica]
+            if other is not replica and not self.may_send(other, held.decision.prefill_s, now):
+                self._wait(other, held, now)
+                continue
+            held.flight = self._dispatch.sent(held.prompt, held.decision, now)
+            self.outbox.append(held)
+
+    # --- time passes ----------------------------------------------------------------------------
+
+    def expect_first_tokens(self, now: float) -> None:
+        """Requests that are not streamed have made room, where their first token was due by ``now``."""
+        while (replica := self._dispatch.expected_first_token(now)) is not None:
+            self.room_made(replica, now)
+
+    def tick(self, now: float) -> None:
+        """Requests that are not streamed may have made room, silent replicas are given up on."""
+        self.expect_first_tokens(now)
+        if self.count:
+            patience_s = GIVE_UP_SLOS * self.slo_ttft_s
+            for replica in self._replicas:
+                if replica.held.own:
+                    if replica.ledger.late_s(now) > patience_s:
+                        self.rehome(replica, now)
+                    elif not replica.ledger.queued:
+                        self.room_made(replica, now)
+
+
+def _has_room(replica: ReplicaState, prefill_s: float) -> bool:
+    """The replica has nothing without a first token, or so little that one step computes both."""
+    ledger = replica.ledger
+    return not ledger.queued or ledger.queued_prefill_s + prefill_s <= replica.cost.step_s(ledger.decoding)
