@@ -21,7 +21,7 @@ class Contender:
     make: Callable[[random.Random], Policy]
     """From a seeded generator, one policy per router."""
     holds: bool = False
-    """The router keeps requests while their replica has one without a first token."""
+    """The router keeps requests while their replica has enough to prefill."""
     pooled: bool = False
     """All replicas share one cache (``pooled_cache``)."""
 

@@ -198,7 +198,7 @@ def add_fleet_arguments(group: argparse._ArgumentGroup) -> None:
         "--no-hold",
         action="store_true",
         help="predicted_finish sends at once, instead of keeping requests in the router, shortest prefill "
-        "first, while their replica has one without a first token",
+        "first, while their replica has enough to prefill",
     )
     group.add_argument(
         "--routers",

@@ -22,7 +22,7 @@ class SimulationSettings:
     slo: Slo = field(default_factory=Slo)
     hold: bool = True
     """As the router does by default: under the policy ``predicted_finish`` requests wait in the router while
-    their replica has one without a first token. Several routers hold if they know of one another."""
+    their replica has enough to prefill. Several routers hold if they know of one another."""
     network_delay_s: float = 0.0
     """One way, between router and replica."""
     report_interval_s: float = 2.0

@@ -1,6 +1,6 @@
 """Who waits in the router, and when they go: late binding of requests to their replica's queue.
 
-A replica is fed when it has nothing without a first token, or so little that one step computes both.
+A replica is fed while it has nothing without a first token, or little: a tenth of what the SLO allows.
 """
 
 from router.routing.cache_beliefs import CacheBeliefs
@@ -16,6 +16,9 @@ from router.routing.shortlist import Shortlist
 
 DEADLINE_SLOS = 5.0
 """A held request goes first once it has waited so many times its allowed time to first token."""
+FEED_SLOS = 0.1
+"""So much prefill, in allowed times to first token, may be queued in an engine while others are held here: it
+keeps an engine busy that computes many at once, or is slow to say that it is done."""
 GIVE_UP_SLOS = 10.0
 """A replica that shows nothing for so many allowed times beyond its predictions is waited for no longer."""
 PEERS_TURN_S = 0.1
@@ -61,10 +64,21 @@ class Holding:
     # --- one request ----------------------------------------------------------------------------
 
     def may_send(self, replica: ReplicaState, prefill_s: float, now: float) -> bool:
-        """A request of ``prefill_s`` need not wait for ``replica``."""
-        if not replica.ledger.queued and (first := replica.held.next(now)) is not None:
-            return not first.own and prefill_s < first.prefill_s and now < first.deadline
-        return _has_room(replica, prefill_s)
+        """A request of ``prefill_s`` need not wait for ``replica``: nobody who does goes before it."""
+        first = replica.held.next(now)
+        if first is not None:
+            if prefill_s >= first.prefill_s or now >= first.deadline:
+                return False
+            if not replica.ledger.queued:
+                return not first.own
+        return self._has_room(replica, prefill_s)
+
+    def _has_room(self, replica: ReplicaState, prefill_s: float) -> bool:
+        """The engine has nothing queued, or little enough with this request."""
+        ledger = replica.ledger
+        return not ledger.queued or ledger.queued_prefill_s + prefill_s <= max(
+            FEED_SLOS * self.slo_ttft_s, replica.cost.step_s(ledger.decoding)
+        )
 
     def hold(
         self, prompt: Prompt, decision: Decision, now: float, session: str | None, context: object
@@ -114,7 +128,7 @@ class Holding:
             self._shortlist.became_idle(replica.index)
         queue = replica.held
         while (held := queue.next(now)) is not None:
-            if not _has_room(replica, held.prefill_s):
+            if not self._has_room(replica, held.prefill_s):
                 return
             if not held.own:
                 if replica.ledger.idle_s(now) < PEERS_TURN_S:
@@ -178,9 +192,3 @@ class Holding:
                         self.rehome(replica, now)
                     elif not replica.ledger.queued:
                         self.room_made(replica, now)
-
-
-def _has_room(replica: ReplicaState, prefill_s: float) -> bool:
-    """The replica has nothing without a first token, or so little that one step computes both."""
-    ledger = replica.ledger
-    return not ledger.queued or ledger.queued_prefill_s + prefill_s <= replica.cost.step_s(ledger.decoding)

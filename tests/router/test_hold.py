@@ -65,11 +65,12 @@ def test_the_shortest_goes_first_and_one_at_a_time() -> None:
     assert order == [3, 4, 2] and fleet.held == 0
 
 
-def test_what_one_step_computes_with_the_rest_is_not_held() -> None:
-    """A prompt of a few tokens rides in the step that runs anyway: holding it would only cost it time."""
+def test_what_is_computed_soon_is_not_held() -> None:
+    """A prompt of a few tokens behind another: holding it would only cost it time."""
     fleet = make_fleet()
     assert isinstance(fleet.submit(prompt(1, 1), 0.0), InFlight)
-    assert isinstance(fleet.submit(prompt(2, 1), 0.0), Held), "two steps of fixed cost do not fit in one"
+    assert isinstance(fleet.submit(prompt(2, 1), 0.0), InFlight)
+    assert isinstance(fleet.submit(prompt(3, 200), 0.0), Held), "0.2 s of prefill"
 
 
 def test_the_overdue_go_first_oldest_first() -> None:
@@ -81,6 +82,30 @@ def test_the_overdue_go_first_oldest_first() -> None:
     fleet.first_token(running, 8.0)
     (first,) = released(fleet)
     assert first.context == "long"
+
+
+def test_an_engine_that_computes_many_at_once_is_kept_busy() -> None:
+    """A tenth of what the SLO allows may be queued there, here 100 ms: more than the one step before."""
+    fleet = make_fleet(1)
+    sent = [fleet.submit(prompt(number, 4), 0.0) for number in range(40)]
+    running = [one for one in sent if isinstance(one, InFlight)]
+    assert 1 < len(running) < 40
+    assert fleet.replicas[0].ledger.queued_prefill_s <= 0.1
+
+
+def test_short_ones_do_not_keep_a_long_one_out_for_ever() -> None:
+    fleet = make_fleet(1)
+    first, long = fleet.submit(prompt(0, 4), 0.0), fleet.submit(prompt(1, 400), 0.0)
+    assert isinstance(first, InFlight) and isinstance(long, Held)
+    now, running = 0.0, [first]
+    while long.flight is None and now < 60.0:
+        now += 0.02
+        short = fleet.submit(prompt(1_000 + int(now * 1_000), 4), now)
+        running += [short] if isinstance(short, InFlight) else []
+        while len(running) > 2 or (running and now > long.deadline):  # until then one is always on its way
+            fleet.first_token(running.pop(0), now)
+            running += [held.flight for held in released(fleet) if held.flight not in (None, long.flight)]
+    assert long.deadline < now < long.deadline + 1.0
 
 
 def test_siblings_follow_each_other() -> None:
