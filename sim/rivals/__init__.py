@@ -6,6 +6,7 @@ from collections.abc import Callable
 from router.routing.view import Policy
 from sim.rivals.dualmap import DualMap
 from sim.rivals.dynamo_cost import DynamoCost
+from sim.rivals.first_block_hash import FirstBlockHash
 from sim.rivals.least_requests import LeastRequests
 from sim.rivals.llmd_sticky import LlmdSticky
 from sim.rivals.llmd_weighted import LlmdWeighted
@@ -20,6 +21,7 @@ from sim.rivals.vllm_router_kv_aware import VllmRouterKvAware
 RIVALS: dict[str, Callable[[random.Random], Policy]] = {
     "dualmap": DualMap,
     "dynamo_cost": DynamoCost,
+    "first_block_hash": FirstBlockHash,
     "least_requests": LeastRequests,
     "llmd_sticky": LlmdSticky,
     "llmd_weighted": LlmdWeighted,
