@@ -1,7 +1,7 @@
 """Consistent hashing with bounded load on the prompt's first block: what many gateways call session affinity.
 
-The router's own ``bounded_hash`` takes a block about 1,024 tokens in. On traffic that shares a system prompt the
-first block is everybody's, and all of it has one home: this rule is here to show what the deeper key is worth.
+The router's own ``bounded_hash`` takes a block about 1,024 tokens in. Where a system prompt is shared the
+first block is everybody's, and all traffic has one home: this rule shows what the deeper key is worth.
 """
 
 import random
