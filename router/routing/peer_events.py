@@ -5,35 +5,41 @@ them. Times are seconds; an instant is told as seconds from when it is told, for
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
+
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Keys = Sequence[Annotated[int, msgspec.Meta(ge=0)]]
+"""Chained block keys, 64 bits each."""
 
 
 class WorkHeld(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
     """A request waits in its router for ``replica``."""
 
-    request: int
+    request: Count
     replica: str
-    prefill_s: float
-    deadline_in_s: float
+    prefill_s: Seconds
+    deadline_in_s: Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
     """Until it goes before all that are not overdue."""
-    matched_tokens: int
-    keys: Sequence[int]
+    matched_tokens: Count
+    keys: Keys
     naming: str | None = None
 
 
 class WorkSent(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
     """A request was sent to ``replica``."""
 
-    request: int
+    request: Count
     replica: str
-    prefill_s: float
-    matched_tokens: int
-    new_tokens: int
-    expected_output_tokens: int
-    cold_prefill_s: float | None
+    prefill_s: Seconds
+    matched_tokens: Count
+    new_tokens: Count
+    expected_output_tokens: Count
+    cold_prefill_s: Seconds | None
     """Of the whole prompt, had nothing been cached; ``None`` if it did not just arrive: a retry, or old."""
-    keys: Sequence[int]
+    keys: Keys
     """The chained keys of its prompt's whole blocks, in ``naming``."""
     naming: str | None = None
     """``None``: keys of text. Else the replica's own, as ``BlockNaming.described`` has it."""
@@ -42,24 +48,24 @@ class WorkSent(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
 class FirstTokenCame(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
     """The request's prefill is over. ``seen`` is False if that is only taken to be so (not streamed)."""
 
-    request: int
+    request: Count
     seen: bool = True
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a finished request teaches of decoding."""
 
-    output_tokens: int
-    decoding_s: float
+    output_tokens: Count
+    decoding_s: Seconds
     """After its first token, without the prefills beside it; 0 if that was not seen."""
-    sequences: int
+    sequences: Count
     """Requests that decoded on the replica at its end."""
 
 
 class WorkOver(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
     """The request is no longer sent, or no longer held. ``computed``: its blocks are there."""
 
-    request: int
+    request: Count
     computed: bool = True
     reply: Reply | None = None
 
@@ -81,22 +87,22 @@ class ReplicaDrained(msgspec.Struct, frozen=True, array_like=True, gc=False, tag
 
     replica: str
     on: bool
-    version: int
+    version: Count
 
 
 class PromptStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=8):
     """``replica`` has computed a prompt with these blocks, some time ago."""
 
     replica: str
-    keys: Sequence[int]
+    keys: Keys
     naming: str | None = None
 
 
 class PrefixesAsked(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=9):
     """A request begins with these prefixes, whose holders have work queued (``heat.py``)."""
 
-    keys: Sequence[int]
-    prefill_s: float
+    keys: Keys
+    prefill_s: Seconds
     """What it needs there."""
 
 

@@ -58,6 +58,9 @@ class NewsReader:
                         await asyncio.sleep(self._config.flush_ms / 1_000.0)
             except FAULTS as error:
                 self._status.reading(described(error))
+            except Exception:
+                log.exception("a fault of the router's own")
+                self._status.reading("a fault of the router's own; see the log")
             await asyncio.sleep(backoff_s * (0.5 + random.random()))
             backoff_s = min(MAX_BACKOFF_S, 2.0 * backoff_s)
 
@@ -103,7 +106,10 @@ class NewsReader:
                 log.warning("another router's news cannot be read (%s); are all of one version?", error)
             self.malformed += 1
             return 0
-        self._tracker.received(batch, self._clock())
+        try:
+            self._tracker.received(batch, self._clock())
+        except Exception:
+            log.exception("a fault of the router's own, at news of router %s", batch.router)
         return len(batch.events)
 
 

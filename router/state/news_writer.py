@@ -1,6 +1,7 @@
 """Tells the other routers: takes the journal's news every few milliseconds and adds them to the stream."""
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -13,6 +14,8 @@ from router.state.peer_tracker import PeerTracker
 from router.state.redis_client import FAULTS, Client, answered, connection, described
 from router.state.wire import EVERYBODY, Batch, encode_batch
 from router.state_config import StateConfig
+
+log = logging.getLogger("warmroute.state")
 
 STREAM_BATCHES = 10_000
 """Redis keeps about so many: 6 s of eight busy routers. Who is further behind finds a gap and asks."""
@@ -86,6 +89,9 @@ class NewsWriter:
                         await self._wait()
             except FAULTS as error:
                 self._status.writing(described(error), answered=answered(error))
+            except Exception:
+                log.exception("a fault of the router's own")
+                self._status.writing("a fault of the router's own; see the log")
             self._journal.discard()
             await asyncio.sleep(backoff_s * (0.5 + random.random()))
             backoff_s = min(MAX_BACKOFF_S, 2.0 * backoff_s)

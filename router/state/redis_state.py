@@ -73,11 +73,12 @@ class RedisState:
             ("state reader", self._reader.run()),
             ("state leases", self._watch_leases()),
             ("state donor", self._warm_up.give_for_ever()),
+            ("state warm-up", self._warm_up.take()),
         ):
-            self._tasks.append(asyncio.create_task(work, name=name))
-        warming = asyncio.create_task(self._warm_up.take(), name="state warm-up")
-        self._tasks.append(warming)
-        await asyncio.wait([warming], timeout=WARM_LIMIT_S)
+            task = asyncio.create_task(work, name=name)
+            task.add_done_callback(_log_fault)
+            self._tasks.append(task)
+        await asyncio.wait([self._tasks[-1]], timeout=WARM_LIMIT_S)
 
     async def stop(self) -> None:
         """Tell the others that this router leaves; end all tasks."""
@@ -141,3 +142,8 @@ class RedisState:
     def _state_changed(self, state: LinkState) -> None:
         # Work of others that is not heard of makes replicas look slow.
         self._fleet.speed.blind = state is LinkState.CUT_OFF and bool(self._tracker.live)
+
+
+def _log_fault(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and (fault := task.exception()) is not None:
+        log.error("a fault of the router's own ended its %s", task.get_name(), exc_info=fault)
