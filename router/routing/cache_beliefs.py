@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from replica.contract.kv_events import BlocksRemoved, BlocksStored
 from replica.contract.load_report import LoadReport
 from router.routing.block_source import BlockSettings
-from router.routing.calibration import TokenRatio
 from router.routing.exact_index import ExactIndex, Expectation
 from router.routing.prefix_index import PrefixIndex
 from router.routing.prompt_blocks import BlockLayout, Prompt
 from router.routing.text_bridge import TextBridge
+from router.routing.token_ratio import TokenRatio
 
 
 class CacheBeliefs:
