@@ -20,6 +20,7 @@ from pydantic import (
 from replica.cache_config import CacheConfig
 from replica.config_values import Section, endpoint_alone
 from replica.kv_events_config import KvEventsConfig
+from replica.tiers_config import TiersConfig
 
 DEFAULT_KV_TOKENS = 65_536
 DEFAULT_KV_BYTES = 3 * 2**30
@@ -58,6 +59,8 @@ class ReplicaConfig(Section):
     """Tokens in a KV block."""
     prefix_caching: bool = True
     cache: CacheConfig = CacheConfig()
+    tiers: TiersConfig | None = None
+    """Memory below the KV cache's; none unless set."""
     max_running: PositiveInt = 32
     """Requests in one step."""
     max_batched_tokens: PositiveInt = 512
@@ -96,10 +99,11 @@ class ReplicaConfig(Section):
             raise ValueError(
                 f"block_size {self.block_size} is no multiple of cache.page_size {self.cache.page_size}"
             )
-        if self.kv_events is not None and not self.prefix_caching:
-            raise ValueError(
-                "kv_events without prefix_caching has nothing to tell; remove one of the two keys"
-            )
+        for key, value in (("kv_events", self.kv_events), ("tiers", self.tiers)):
+            if value is not None and not self.prefix_caching:
+                raise ValueError(
+                    f"{key} without prefix_caching has nothing to do; remove one of the two keys"
+                )
         return self
 
     @property

@@ -1,7 +1,8 @@
 """The engine: ``step()`` schedules a batch, runs it through the model, commits it, and tells what is new."""
 
 import random
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -9,55 +10,25 @@ from replica.batch import Batch, Work
 from replica.contract.kv_events import CacheEvent
 from replica.contract.load_report import LoadReport
 from replica.engine_limits import EngineLimits
+from replica.kv_cache.tier_settings import TierCounters
 from replica.model.load import LoadedModel
 from replica.model.reply_text import ReplyText
 from replica.model.runner import ModelRunner, NotFinite
 from replica.model.sampler import Draws
-from replica.model.sampling import Drawn, Sampling, StopRule
+from replica.model.sampling import Drawn
+from replica.request import Delta, Request
 from replica.scheduler import Scheduler
 from replica.sequence import Sequence
+from replica.tier_movers.engine_tiers import EngineTiers
 
+DISK_PATIENCE_S = 0.005
+"""How long a step that has nothing to compute waits for a disk, and a request that comes meanwhile for it."""
 MOST_FAILED_STEPS = 3
 """This many steps in a row in which the model fails for every row: the engine, not a request, is broken."""
 
 
 class EngineBroken(RuntimeError):
     """The engine cannot compute any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One sequence to generate."""
-
-    request_id: str
-    prompt: tuple[int, ...]
-    max_tokens: int
-    sampling: Sampling = field(default_factory=Sampling)
-    stops: StopRule = field(default_factory=StopRule)
-    skip_special_tokens: bool = True
-    priority: int = 0
-    """Lower runs sooner."""
-    salt: str | None = None
-    """Cached prefixes are shared only between requests with the same salt."""
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What one step added to a reply. ``finish_reason`` is set in a request's last one."""
-
-    request_id: str
-    text: str
-    tokens: tuple[Drawn, ...]
-    prompt_tokens: int
-    cached_tokens: int
-    """Prompt tokens whose KV was found in the prefix cache."""
-    output_tokens: int
-    """Tokens generated so far."""
-    finish_reason: str | None = None
-    """stop, length, abort or error."""
-    stop_reason: str | int | None = None
-    """The stop string or stop token that ended it; ``None`` for the model's own end token."""
-    error: str | None = None
 
 
 @dataclass(slots=True)
@@ -75,7 +46,10 @@ class Engine:
     """A model behind a scheduler. Not thread-safe: one thread calls everything."""
 
     def __init__(self, model: LoadedModel, limits: EngineLimits, seed: int = 0) -> None:
-        """``seed`` is where requests without a seed of their own get theirs from."""
+        """``seed`` is where requests without a seed of their own get theirs from.
+
+        Raises OSError when the folder of the disk tier cannot be used, ValueError for a tier below one block.
+        """
         self.limits = limits
         cache = limits.make_cache()
         self._runner = ModelRunner(
@@ -86,6 +60,9 @@ class Engine:
             batch_invariant=limits.batch_invariant,
         )
         self._scheduler = Scheduler(cache, limits.scheduler_limits(cache.block_size))
+        self._tiers: EngineTiers | None = None
+        if limits.tiers is not None:
+            self._tiers = EngineTiers(model, limits, limits.tiers, self._runner.kv, self._scheduler)
         self._tokenizer = model.tokenizer
         self._seeds = random.Random(seed)
         self._replies: dict[str, _Reply] = {}
@@ -93,13 +70,18 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Some request waits or runs."""
-        return self._scheduler.has_work
+        """``step`` has something to do."""
+        return self._scheduler.has_work or (self._tiers is not None and self._tiers.busy)
 
     @property
     def preemptions(self) -> int:
         """Counter: how often a running request lost its blocks and had to recompute."""
         return self._scheduler.preemptions
+
+    @property
+    def tier_counters(self) -> TierCounters | None:
+        """What became of blocks on lower tiers; None without any."""
+        return self._tiers.counters if self._tiers is not None else None
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -114,7 +96,9 @@ class Engine:
             priority=request.priority,
             salt=request.salt,
         )
-        self._scheduler.add(sequence)
+        if request.request_id in self._replies:
+            raise ValueError(f"request id {request.request_id} is in use: give each request its own")
+        self._scheduler.check(sequence)
         stops = request.stops
         self._replies[request.request_id] = _Reply(
             request,
@@ -127,10 +111,14 @@ class Engine:
             ),
             ReplyText(self._tokenizer, stops, skip_special_tokens=request.skip_special_tokens),
         )
+        if self._tiers is None or not self._tiers.fetch_for(sequence):
+            self._scheduler.add(sequence)
 
     def abort(self, request_id: str) -> None:
         """End a request now and free its blocks; nothing if it is over already."""
         self._scheduler.abort(request_id)
+        if self._tiers is not None:
+            self._tiers.abort(request_id)
         self._replies.pop(request_id, None)
 
     def step(self) -> list[Delta]:
@@ -139,10 +127,19 @@ class Engine:
         Raises:
             EngineBroken: several steps in a row failed as a whole.
         """
+        if self._tiers is not None:
+            self._tiers.advance()
         batch = self._scheduler.schedule()
+        if self._tiers is not None:
+            self._tiers.save_evicted()
         if batch.empty:
+            if self._tiers is not None:
+                self._tiers.advance(DISK_PATIENCE_S)
             return []
+        began_s = time.monotonic()
         drawn, failed = self._run(batch)
+        if self._tiers is not None:
+            self._tiers.ran(batch, time.monotonic() - began_s)
         deltas = [self._fail(request_id, message) for request_id, message in failed.items()]
         # A failed request left the scheduler; commit drops its row and so publishes none of its blocks.
         self._scheduler.commit(batch, {name: token.token for name, token in drawn.items()})
@@ -154,20 +151,39 @@ class Engine:
 
     def load(self) -> LoadReport:
         """Gauges and counters of scheduler and cache."""
-        return self._scheduler.load()
+        load = self._scheduler.load()
+        if self._tiers is None:
+            return load
+        return replace(load, waiting=(load.waiting or 0) + len(self._tiers.waiting))
 
     def take_events(self) -> list[CacheEvent]:
         """Cache events since the last call, in order."""
-        return self._scheduler.take_events()
+        events = self._scheduler.take_events()
+        if self._tiers is not None:
+            below = self._tiers.take_events()  # in any case, or they pile up
+            if self.limits.record_events:
+                events += below
+        return events
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False, changing nothing, while requests run."""
-        return self._scheduler.reset_cache()
+        """Forget all cached prefixes, on every tier; False, changing nothing, while requests run."""
+        done = self._scheduler.reset_cache()
+        if done and self._tiers is not None:
+            self._tiers.forget_all()
+        return done
+
+    def close(self) -> None:
+        """Let go of threads and files. Nothing may be called after it."""
+        if self._tiers is not None:
+            self._tiers.close()
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless scheduler, cache and replies agree; for tests."""
         self._scheduler.check_invariants()
         known = {s.request_id for s in (*self._scheduler.running, *self._scheduler.waiting)}
+        if self._tiers is not None:
+            self._tiers.check_invariants()
+            known |= {sequence.request_id for sequence in self._tiers.waiting}
         assert known == set(self._replies), "replies and sequences differ"
 
     def _run(self, batch: Batch) -> tuple[dict[str, Drawn], dict[str, str]]:

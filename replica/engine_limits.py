@@ -1,11 +1,26 @@
 """Sizes and options of an engine, in the words of its cache and of its scheduler."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from replica.contract.prefill_cost import PrefillCost
 from replica.kv_cache.cache_settings import CacheSettings
 from replica.kv_cache.prefix_cache import PrefixCache
 from replica.kv_cache.radix_cache import RadixCache
 from replica.limits import SchedulerLimits
+
+
+@dataclass(frozen=True, slots=True)
+class TierLimits:
+    """Memory below the device's."""
+
+    host_bytes: int = 0
+    disk_folder: Path | None = None
+    disk_bytes: int = 0
+    disk_bytes_per_day: int | None = None
+    """Written at most; None: no limit."""
+    prefill: PrefillCost | None = None
+    """What computing costs, which fetching must beat; None: measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +36,7 @@ class EngineLimits:
     max_model_len: int = 8192
     prefix_caching: bool = True
     cache: CacheSettings = field(default_factory=CacheSettings)
+    tiers: TierLimits | None = None
     record_events: bool = False
     """Keep cache events for ``take_events``, which must then be called."""
     pinned_tokens: int = 0
@@ -34,14 +50,14 @@ class EngineLimits:
     """Of requests with one new prefix the first computes it."""
     batch_invariant: bool = False
 
-    def make_cache(self, *, record_evictions: bool = False) -> PrefixCache | RadixCache:
+    def make_cache(self) -> PrefixCache | RadixCache:
         """The cache of these sizes. Raises ValueError when blocks are not whole pages."""
         return self.cache.make(
             self.kv_blocks * self.block_size,
             self.block_size,
             enabled=self.prefix_caching,
             record_events=self.record_events,
-            record_evictions=record_evictions,
+            record_evictions=self.tiers is not None,
         )
 
     def scheduler_limits(self, page_size: int) -> SchedulerLimits:

@@ -70,8 +70,8 @@ class Scheduler:
         """Somebody waits or runs: ``schedule`` will have rows."""
         return bool(self._sequences)
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a request.
+    def check(self, sequence: Sequence) -> None:
+        """Raise what ``add`` would, change nothing.
 
         Raises RequestTooLong when it could never finish here: prompt and max_tokens beyond max_model_len,
         or beyond the whole pool. Raises ValueError for an empty prompt, max_tokens below 1, a request id
@@ -97,6 +97,11 @@ class Scheduler:
         # The last token is never fed back, so its KV needs no room.
         if self.cache.blocks_for(sequence.prompt_tokens + sequence.max_tokens - 1) > self.cache.blocks:
             raise RequestTooLong(sequence, self.cache.blocks * self.cache.block_size + 1, "KV pool")
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a request; raises what ``check`` does."""
+        self.check(sequence)
+        name = sequence.request_id
         sequence.arrival = self._arrivals
         self._arrivals += 1
         sequence.precedence = (sequence.priority, sequence.arrival)

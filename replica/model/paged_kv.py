@@ -23,6 +23,11 @@ class PagedKv:
         self._gathered_keys = torch.empty(0, block_size, self.heads, self.head_dim, dtype=dtype)
         self._gathered_values = torch.empty_like(self._gathered_keys)
 
+    @property
+    def bytes_per_token(self) -> int:
+        """K and V of one token over all layers."""
+        return 2 * len(self._keys) * self.heads * self.head_dim * self._keys[0].itemsize
+
     def _zeros(self, dtype: torch.dtype) -> torch.Tensor:
         # numpy asks the system for zero pages (calloc); torch.zeros would write, and so take, all of them.
         elements = self.blocks * self.block_size * self.heads * self.head_dim
@@ -49,3 +54,29 @@ class PagedKv:
         torch.index_select(self._keys[layer], 0, blocks, out=keys)
         torch.index_select(self._values[layer], 0, blocks, out=values)
         return keys, values
+
+    # Whole blocks on their way to and from other memory
+
+    def read(self, slots: torch.Tensor) -> torch.Tensor:
+        """A copy of all layers' K and V at ``slots``: [layers, 2, slots, kv_heads, head_dim]."""
+        planes = [
+            plane.flatten(0, 1)[slots]
+            for pair in zip(self._keys, self._values, strict=True)
+            for plane in pair
+        ]
+        return torch.stack(planes).view(len(self._keys), 2, -1, self.heads, self.head_dim)
+
+    def write(self, slots: torch.Tensor, kv: torch.Tensor) -> None:
+        """Store what ``read`` gave, at ``slots``."""
+        for layer, (keys, values) in enumerate(kv.unbind()):
+            self.store(layer, slots, keys, values)
+
+    @staticmethod
+    def to_bytes(kv: torch.Tensor) -> memoryview:
+        """The bytes of what ``read`` gave, not copied."""
+        return kv.contiguous().flatten().view(torch.uint8).numpy().data
+
+    def from_bytes(self, content: bytearray) -> torch.Tensor:
+        """What ``to_bytes`` made bytes of; shares their memory."""
+        flat = torch.frombuffer(content, dtype=self._keys[0].dtype)
+        return flat.view(len(self._keys), 2, -1, self.heads, self.head_dim)

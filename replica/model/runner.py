@@ -26,9 +26,9 @@ class ModelRunner:
         batch_invariant: bool = False,
     ) -> None:
         dtype = model.weights.embedding.dtype
-        self._kv = PagedKv(model.shape, blocks, block_size, dtype)
+        self.kv = PagedKv(model.shape, blocks, block_size, dtype)
         self._decoder = Decoder(
-            model.shape, model.weights, self._kv, max_batched_tokens, batch_invariant=batch_invariant
+            model.shape, model.weights, self.kv, max_batched_tokens, batch_invariant=batch_invariant
         )
         self._dtype = dtype
         self._batch_invariant = batch_invariant
@@ -39,7 +39,7 @@ class ModelRunner:
         Raises:
             NotFinite: for some row; run rows alone to find it. No other row's KV suffers from it.
         """
-        plan = plan_step(batch, self._kv.block_size, self._dtype, batch_invariant=self._batch_invariant)
+        plan = plan_step(batch, self.kv.block_size, self._dtype, batch_invariant=self._batch_invariant)
         logits, finite = self._decoder.forward(plan)
         if not finite:
             raise NotFinite("the model computed numbers that are not finite")

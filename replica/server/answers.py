@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from replica.engine import Delta
 from replica.model.sampling import Drawn
 from replica.model.tokenizer import Tokenizer
+from replica.request import Delta
 
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have."""

@@ -63,7 +63,7 @@ async def start(
     ``make_engine`` may be replaced in tests.
 
     Raises:
-        ConfigError: the model cannot be loaded, or the limits do not fit it.
+        ConfigError: the model cannot be loaded, the limits do not fit it, or the disk tier has no folder.
         ListenError: an address is in use or not ours.
     """
     model, engine = await asyncio.to_thread(_load, config, make_engine)
@@ -71,6 +71,7 @@ async def start(
     try:
         events = KvEventPublisher(config.kv_events) if config.kv_events is not None else None
     except OSError as error:
+        engine.close()
         raise ListenError(error.strerror) from error
     thread = EngineThread(engine, config.threads, events.publish if events is not None else None)
     metrics = ReplicaMetrics(name, thread, engine.limits)
@@ -177,6 +178,7 @@ def _load(
         max_model_len=wanted or min(room, model.shape.context),
         prefix_caching=config.prefix_caching,
         cache=config.cache.settings(),
+        tiers=config.tiers.limits() if config.tiers is not None else None,
         pinned_tokens=config.cache.pinned_tokens,
         max_chunk_tokens=config.max_chunk_tokens,
         longest_prefix_first=config.longest_prefix_first,
@@ -185,4 +187,7 @@ def _load(
         record_events=config.kv_events is not None,
         batch_invariant=config.batch_invariant,
     )
-    return model, make_engine(model, limits, config.seed)
+    try:
+        return model, make_engine(model, limits, config.seed)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"tiers: {error}") from error

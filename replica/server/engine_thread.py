@@ -16,7 +16,9 @@ import torch
 
 from replica.contract.kv_events import CacheEvent
 from replica.contract.load_report import LoadReport
-from replica.engine import Delta, Engine, Request
+from replica.engine import Engine
+from replica.kv_cache.tier_settings import TierCounters
+from replica.request import Delta, Request
 
 log = logging.getLogger("warmroute.replica")
 
@@ -107,6 +109,11 @@ class EngineThread:
         """Counter: preemptions so far."""
         return self._preemptions
 
+    @property
+    def tier_counters(self) -> TierCounters | None:
+        """What became of blocks on lower tiers; None without any."""
+        return self._engine.tier_counters
+
     def submit(self, requests: Sequence[Request]) -> ReplyStream:
         """Hand requests over; iterate over the result for their deltas, and close it.
 
@@ -174,6 +181,8 @@ class EngineThread:
             log.exception("the engine died")
             message = f"the engine died: {type(error).__name__}: {error}"
             self._call(self._die, message)
+        finally:
+            self._engine.close()
 
     def _obey_commands(self) -> bool:
         """Run what has come in; wait for something when idle. False: stop."""

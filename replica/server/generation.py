@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from aiohttp import hdrs, web
 
-from replica.engine import Delta, Request
+from replica.request import Delta, Request
 from replica.server.answers import AnswerForm, Choice, usage
 from replica.server.client_error import error_body
 from replica.server.engine_thread import EngineDead, EngineThread, ReplyStream

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from replica.engine_limits import EngineLimits
+from replica.kv_cache.tier_settings import TierCounters
 from replica.server.engine_thread import EngineThread
 
 LABELS = ("model_name", "engine")
@@ -126,6 +127,8 @@ class _EngineCollector:
             counter = CounterMetricFamily(name, text, labels=LABELS)
             counter.add_metric(self._values, float(value or 0))
             yield counter
+        if (tiers := self._thread.tier_counters) is not None:
+            yield from self._of_tiers(tiers)
         info = GaugeMetricFamily(
             "vllm:cache_config_info",
             "Information of the LLMEngine CacheConfig",
@@ -137,3 +140,22 @@ class _EngineCollector:
         size, blocks, caches = str(limits.block_size), str(limits.kv_blocks), str(limits.prefix_caching)
         info.add_metric(("0", size, blocks, caches, "warmroute"), 1.0)
         yield info
+
+    def _of_tiers(self, tiers: TierCounters) -> Iterable[Metric]:
+        fetched = CounterMetricFamily(
+            "warmroute:kv_tier_fetched_blocks", "KV blocks that came back.", labels=(*LABELS, "medium")
+        )
+        for tier, blocks in tiers.fetched.items():
+            fetched.add_metric((*self._values, tier.value), float(blocks))
+        yield fetched
+        outcomes = CounterMetricFamily(
+            "warmroute:kv_tier_outcomes",
+            "What else became of KV blocks below the device, and of fetches that ended early.",
+            labels=(*LABELS, "outcome"),
+        )
+        for outcome in (
+            *("saved", "not_saved", "spilled", "over_budget", "lost", "recomputed", "corrupt"),
+            *("late_fetches", "failed_fetches"),
+        ):
+            outcomes.add_metric((*self._values, outcome), float(getattr(tiers, outcome)))
+        yield outcomes

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from replica.engine import Request
 from replica.model.sampling import Sampling, StopRule
+from replica.request import Request
 from replica.server.client_error import ClientError
 from replica.server.fields import Fields
 from replica.server.prompts import Prompt

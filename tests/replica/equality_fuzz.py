@@ -7,12 +7,17 @@ requests are preempted. After every step the invariants hold, at the end no bloc
 import argparse
 import random
 import sys
+import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from replica.engine import Engine, Request
+from replica.contract.prefill_cost import PrefillCost
+from replica.engine import Engine
+from replica.engine_limits import TierLimits
 from replica.kv_cache.cache_settings import CacheSettings
+from replica.request import Request
 from tests.replica.models import finish_all, greedy_request, make_engine, token_ids
 
 MOST_TOKENS = 12
@@ -20,6 +25,10 @@ PROMPTS = 60
 """A small set, so that whole prompts come back and what is right is computed once for each."""
 
 TREE = CacheSettings("radix", 1)
+BLOCK = 16 * 512
+"""Bytes of KV of 16 tokens of the tiny model."""
+DEAR = PrefillCost(1.0, 1.0)
+"""Whatever can be fetched is."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "blocks, tiny pool": {"kv_blocks": 10},
     "blocks of 4, small chunks": {"kv_blocks": 60, "block_size": 4, "max_batched_tokens": 40},
@@ -42,6 +51,23 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "max_chunk_tokens": 24,
     },
     "tree of 4, lfu": {"kv_blocks": 20, "cache": CacheSettings("radix", 4, "lfu")},
+    "blocks over host": {"kv_blocks": 12, "tiers": TierLimits(24 * BLOCK, prefill=DEAR)},
+    "blocks over host and disk": {
+        "kv_blocks": 12,
+        "tiers": TierLimits(6 * BLOCK, Path(), 200 * BLOCK, prefill=DEAR),
+        "longest_prefix_first": True,
+    },
+    "tree over disk": {
+        "kv_blocks": 14,
+        "cache": TREE,
+        "tiers": TierLimits(0, Path(), 30 * BLOCK, prefill=DEAR),
+    },
+    "tree of 4 over host and disk": {
+        "kv_blocks": 12,
+        "cache": CacheSettings("radix", 4, "slru"),
+        "tiers": TierLimits(4 * BLOCK, Path(), 60 * BLOCK, 40_000 * BLOCK, DEAR),
+        "pinned_tokens": 48,
+    },
     "tree of 16, tlru": {"kv_blocks": 16, "cache": CacheSettings("radix", 16, "tlru", 32)},
 }
 """Engines that must not differ in a token."""
@@ -110,8 +136,11 @@ class Fuzz:
         return tuple(self.chance.randrange(256) for _ in range(count))
 
 
-def engine_for(settings: dict[str, Any]) -> Engine:
-    """An engine whose logits do not depend on what else is in a step."""
+def engine_for(settings: dict[str, Any], folder: Path) -> Engine:
+    """An engine whose logits do not depend on what else is in a step; ``folder`` is for its disk tier."""
+    tiers = settings.get("tiers")
+    if tiers is not None and tiers.disk_bytes:
+        settings = settings | {"tiers": replace(tiers, disk_folder=folder)}
     return make_engine(**({"batch_invariant": True, "max_model_len": 150} | settings))
 
 
@@ -125,12 +154,14 @@ def main() -> int:
     while done < args.requests:
         known: dict[tuple[int, ...], list[int]] = {}
         for name, settings in SETTINGS.items():
-            fuzz, engine = Fuzz(seed, known), engine_for(settings)
-            try:
-                fuzz.run(engine, 200)
-            except AssertionError as error:
-                print(f"seed {seed}, {name}: {error or type(error).__name__}", file=sys.stderr)
-                raise
+            with tempfile.TemporaryDirectory() as folder:
+                fuzz, engine = Fuzz(seed, known), engine_for(settings, Path(folder))
+                try:
+                    fuzz.run(engine, 200)
+                except AssertionError as error:
+                    print(f"seed {seed}, {name}: {error or type(error).__name__}", file=sys.stderr)
+                    raise
+                engine.close()
             done += 200
         print(f"{done} requests, seed {seed}, {time.monotonic() - started:.0f} s", flush=True)
         seed += 1

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from replica.engine import Delta, Engine, Request
+from replica.engine import Engine
 from replica.engine_limits import EngineLimits
 from replica.model.gguf_file import GgufFile
 from replica.model.load import LoadedModel, load_model, smollm2_path
 from replica.model.sampling import Sampling, StopRule
 from replica.model.shape import ModelError
 from replica.model.tiny import hf_config
+from replica.request import Delta, Request
 
 torch.set_num_threads(1)
 

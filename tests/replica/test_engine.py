@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from replica.batch import Batch, Work
-from replica.engine import Delta, Engine, EngineBroken, Request
+from replica.engine import Engine, EngineBroken
 from replica.model.runner import ModelRunner
 from replica.model.sampling import Sampling, StopRule
+from replica.request import Delta, Request
 from tests.replica.models import (
     finish_all,
     greedy_request,

@@ -1,4 +1,6 @@
-"""2,000 requests of the fuzz; ``make fuzz`` does 50,000."""
+"""2,800 requests of the fuzz; ``make fuzz`` does 50,000."""
+
+from pathlib import Path
 
 import pytest
 
@@ -8,10 +10,13 @@ KNOWN: dict[tuple[int, ...], list[int]] = {}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_random_traffic_gets_the_tokens_of_a_fresh_engine_without_cache(name: str) -> None:
-    fuzz, engine = Fuzz(20, KNOWN), engine_for(SETTINGS[name])
+def test_random_traffic_gets_the_tokens_of_a_fresh_engine_without_cache(name: str, tmp_path: Path) -> None:
+    fuzz, engine = Fuzz(20, KNOWN), engine_for(SETTINGS[name], tmp_path)
     fuzz.run(engine, 200)
     assert fuzz.aborted, "the test saw aborts"
     assert (fuzz.cached_tokens > 1_000) == engine.limits.prefix_caching, "and hits"
     if "tiny pool" in name:
         assert engine.preemptions > 0
+    if engine.tier_counters is not None:
+        assert sum(engine.tier_counters.fetched.values()) > 50
+    engine.close()

@@ -51,7 +51,10 @@ def test_a_model_is_enough(tmp_path: Path) -> None:
         ),
         ("model: tiny\nkv_events: {replay: 'tcp://*:1'}", "kv_events.endpoint: Field required"),
         ("model: tiny\nkv_events: {endpoint: 'tcp://*:1', topics: x}", "kv_events.topics: .*unknown key"),
-        ("model: tiny\nprefix_caching: false\nkv_events: 'tcp://*:1'", "nothing to tell; remove one"),
+        (
+            "model: tiny\nprefix_caching: false\nkv_events: 'tcp://*:1'",
+            "kv_events .*has nothing to do",
+        ),
         ("model: tiny\ncache: {kind: tree}", r"cache.kind: .*'blocks' or 'radix' \(got 'tree'\)"),
         ("model: tiny\ncache: {eviction: slru}", "cache: page_size and eviction .* set kind to radix"),
         (
@@ -61,6 +64,10 @@ def test_a_model_is_enough(tmp_path: Path) -> None:
         ("model: tiny\ncache: {kind: radix, eviction: tlru}", "cache: eviction order tlru with a slack of 0"),
         ("model: tiny\ncache: {kind: radix, tail_slack_tokens: 9}", "cache: tail_slack_tokens is for .*tlru"),
         ("model: tiny\ncache: {pins: 9}", "cache.pins: .*unknown key"),
+        ("model: tiny\ntiers: {}", "tiers: no tier: give host_mib, or disk_path and disk_mib"),
+        ("model: tiny\ntiers: {disk_path: /x}", "tiers: disk_path and disk_mib belong together"),
+        ("model: tiny\ntiers: {host_gib: 1}", "tiers.host_gib: .*unknown key"),
+        ("model: tiny\nprefix_caching: false\ntiers: {host_mib: 1}", "tiers .*has nothing to do"),
         ("model: tiny\nmax_running: 600", "max_batched_tokens 512 is less than max_running 600"),
     ],
 )

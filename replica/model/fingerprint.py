@@ -1,0 +1,20 @@
+"""A name for what KV depends on beside tokens, so that KV kept on disk is never used with another model."""
+
+from hashlib import blake2b
+
+import torch
+
+from replica.model.load import LoadedModel
+
+
+def fingerprint(model: LoadedModel, block_size: int) -> str:
+    """32 hex digits over shape, weights, their type, and the block size. Reads all weights."""
+    digest = blake2b(repr((model.shape, block_size)).encode(), digest_size=16)
+    weights = model.weights
+    tensors = [weights.embedding, weights.norm, weights.head]
+    for layer in weights.layers:
+        tensors += [part for name in layer.__slots__ if (part := getattr(layer, name)) is not None]
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
