@@ -109,7 +109,7 @@ class Dispatch:
         """The last byte was passed on; what it teaches is learned. True if its replica may have room now."""
         replica, lessons = flight.replica, self._lessons
         sequences = replica.ledger.decoding
-        was_queued = replica.over(flight.booking, flight.decision.matched_tokens, now, computed=True)
+        was_queued = replica.over(flight.booking, flight.decision.matched_tokens, now, learn=True)
         reply = None
         if usage is not None and usage.output_tokens is not None:
             reply = lessons.replied(flight, now, usage.output_tokens, sequences)
@@ -129,7 +129,7 @@ class Dispatch:
         replica = flight.replica
         if flight.over:
             return False
-        was_queued = replica.over(flight.booking, flight.decision.matched_tokens, now, computed=False)
+        was_queued = replica.over(flight.booking, flight.decision.matched_tokens, now, learn=False)
         if self.journal is not None:
             self.journal.over(flight, computed=not was_queued)
         if was_queued:

@@ -112,7 +112,7 @@ class Peers:
         for number in [number for number in self._held.get(router, ()) if number not in numbers]:
             self._unhold(router, number, computed=True)
         for number in [number for number in self._work.get(router, ()) if number not in numbers]:
-            self._over(router, number, now, computed=True)
+            self._over(router, number, now, computed=True, learn=False)  # when it ended is not known
         self._settle(now)
 
     def gone(self, router: str, now: float) -> None:
@@ -135,7 +135,8 @@ class Peers:
                 self._first_token(router, event, now)
             case WorkOver():
                 self._unhold(router, event.request, computed=event.computed)
-                self._over(router, event.request, now, computed=event.computed, reply=event.reply)
+                computed = event.computed
+                self._over(router, event.request, now, computed=computed, learn=computed, reply=event.reply)
             case WorkHeld():
                 self._hold(router, event, now)
             case PrefixesAsked():
@@ -167,13 +168,20 @@ class Peers:
         self._touched[work.replica.index] = work.replica
 
     def _over(
-        self, router: str, number: int, now: float, *, computed: bool, reply: Reply | None = None
+        self,
+        router: str,
+        number: int,
+        now: float,
+        *,
+        computed: bool,
+        learn: bool,
+        reply: Reply | None = None,
     ) -> None:
         work = self._work.get(router, {}).pop(number, None)
         if work is None:
             return
         replica = work.replica
-        if replica.over(work.booking, work.matched_tokens, now, computed=computed) and not computed:
+        if replica.over(work.booking, work.matched_tokens, now, learn=learn) and not computed:
             self._caches.withdrawn(replica.index, work.prompt, work.matched_tokens, work.expectation)
         elif work.expectation is not None:
             self._caches.computed(work.expectation)

@@ -119,12 +119,12 @@ class ReplicaState:
         self.ledger.first_token(booking, now)
         self._prefill_over(booking, matched_tokens, now, learn=seen)
 
-    def over(self, booking: Booking, matched_tokens: int, now: float, *, computed: bool) -> bool:
-        """It ended. True if that was before its first token; ``computed``: its prefill took no longer."""
+    def over(self, booking: Booking, matched_tokens: int, now: float, *, learn: bool) -> bool:
+        """It ended. True if that was before its first token; ``learn``: its prefill took no longer."""
         was_queued = booking.state == Booking.QUEUED
         self.ledger.release(booking, now)
         if was_queued:
-            self._prefill_over(booking, matched_tokens, now, learn=computed)
+            self._prefill_over(booking, matched_tokens, now, learn=learn)
         return was_queued
 
     def _prefill_over(self, booking: Booking, matched_tokens: int, now: float, *, learn: bool) -> None:

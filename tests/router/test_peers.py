@@ -192,6 +192,18 @@ def test_prompts_read_token_by_token_are_told_in_their_replicas_naming() -> None
     assert there.caches.levels(read) == []
 
 
+def test_the_dead_teach_nothing() -> None:
+    here, journal = make_fleet("a", replicas=1)
+    there, _ = make_fleet("b", replicas=1)
+    before = there.replicas[0].cost.prefill_factor
+    for name in range(20):
+        sent(here, name, 100)
+    there.peers.told("a", journal.take(), 0.0)
+    there.peers.gone("a", 60.0)
+    assert there.replicas[0].cost.prefill_factor == before
+    assert all(there.index.match(prompt(name, 100).keys) == [100] for name in range(20)), "blocks stay"
+
+
 def test_the_dead_hold_nothing() -> None:
     here, journal = make_fleet("a", hold=True)
     there, _ = make_fleet("b", hold=True)
