@@ -129,7 +129,7 @@ def test_a_naming_nobody_has_any_more_is_not_hashed_for() -> None:
 
 def test_held_requests_of_a_removed_replica_go_elsewhere() -> None:
     fleet = make_fleet(2, "predicted_finish", hold=True)
-    made = [fleet.submit(prompt(1), 0.0) for _ in range(8)]
+    made = [fleet.submit(prompt(1, 400), 0.0) for _ in range(8)]
     home = fleet.replicas[made[0].decision.replica]
     waiting = len(home.held)
     assert waiting
@@ -191,7 +191,7 @@ def test_what_is_said_of_a_replica_can_change() -> None:
 
 def test_another_policy_and_settings_keep_what_was_learned() -> None:
     fleet = make_fleet(2, "predicted_finish", hold=True)
-    flights = [fleet.submit(prompt(1), 0.0) for _ in range(6)]
+    flights = [fleet.submit(prompt(1, 400), 0.0) for _ in range(6)]
     assert fleet.held
     price, held = fleet.traffic.decode_price, fleet.held
     fleet.reconfigured(
