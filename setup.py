@@ -30,6 +30,7 @@ CARRIES = tuple(
         "counters",
         "exchange",
         "own_routes",
+        "relay",
         "replica_connection",
         "replica_pool",
         "request_head",
@@ -39,6 +40,7 @@ CARRIES = tuple(
         "service",
         "settings",
         "stream_watch",
+        "tries",
     )
 )
 BUILDS = ("bdist_wheel", "build_ext")
