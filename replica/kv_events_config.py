@@ -5,8 +5,7 @@ from typing import Literal
 from pydantic import PositiveInt, field_validator
 
 from replica.config_values import Section
-
-WILDCARD_HOSTS = ("*", "0.0.0.0", "[::]")
+from replica.contract.kv_event_endpoint import checked_endpoint, is_wildcard
 
 
 class KvEventsConfig(Section):
@@ -36,17 +35,11 @@ class KvEventsConfig(Section):
     @field_validator("endpoint", "replay")
     @classmethod
     def _transport(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        scheme, _, rest = value.partition("://")
-        if scheme not in ("tcp", "ipc") or not rest or (scheme == "tcp" and ":" not in rest):
-            raise ValueError(f"expected tcp://HOST:PORT or ipc:///path, got {value!r}")
-        return value
+        return None if value is None else checked_endpoint(value)
 
     @property
     def binds(self) -> bool:
         """The replica listens, subscribers connect."""
         if self.bind is not None:
             return self.bind
-        scheme, _, rest = self.endpoint.partition("://")
-        return scheme == "ipc" or rest.rpartition(":")[0] in WILDCARD_HOSTS
+        return self.endpoint.startswith("ipc://") or is_wildcard(self.endpoint)

@@ -5,10 +5,9 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from replica.contract.kv_event_endpoint import checked_endpoint, is_wildcard
 from router.config_values import Secret, Section
 from router.cost_config import CostConfig
-
-WILDCARD_HOSTS = ("*", "0.0.0.0", "[::]")
 
 
 class KvEventsConfig(Section):
@@ -29,27 +28,18 @@ class KvEventsConfig(Section):
     @field_validator("endpoint", "replay")
     @classmethod
     def _transport(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        scheme, _, rest = value.partition("://")
-        if scheme not in ("tcp", "ipc") or not rest or (scheme == "tcp" and ":" not in rest):
-            raise ValueError(f"expected tcp://HOST:PORT or ipc:///path, got {value!r}")
-        return value
+        return None if value is None else checked_endpoint(value)
 
     @model_validator(mode="after")
     def _reachable(self) -> "KvEventsConfig":
-        if self.bind is False and self._wildcard:
+        if self.bind is False and is_wildcard(self.endpoint):
             raise ValueError(f"cannot connect to the wildcard {self.endpoint}; name the replica's host")
         return self
 
     @property
-    def _wildcard(self) -> bool:
-        return self.endpoint.removeprefix("tcp://").rpartition(":")[0] in WILDCARD_HOSTS
-
-    @property
     def binds(self) -> bool:
         """This router listens, the replica connects."""
-        return self._wildcard if self.bind is None else self.bind
+        return is_wildcard(self.endpoint) if self.bind is None else self.bind
 
 
 def _endpoint_alone(value: Any) -> Any:

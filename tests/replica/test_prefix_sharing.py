@@ -21,6 +21,16 @@ def test_sixteen_identical_prompts_compute_their_prefix_once():
     assert pool_is_whole(toy)
 
 
+def test_without_sharing_each_computes_its_own():
+    toy = engine(max_batched_tokens=64, shares_prefills=False)
+    sequences = [add(toy, str(number), PREFIX, max_tokens=3) for number in range(3)]
+    assert rows(toy.scheduler.schedule()) == [("0", 0, 20), ("1", 0, 20), ("2", 0, 20)]
+    toy.scheduler.discard(toy.scheduler._in_flight)
+    toy.drain()
+    assert all(s.output_ids == expected_output(PREFIX, 3) and not s.cached_tokens for s in sequences)
+    assert pool_is_whole(toy)
+
+
 def test_a_different_prompt_passes_those_who_wait():
     toy = engine(max_batched_tokens=64)
     for name, prompt in (("a", PREFIX), ("b", [*PREFIX, 1]), ("other", [5, 6])):
