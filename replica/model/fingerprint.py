@@ -7,9 +7,9 @@ import torch
 from replica.model.load import LoadedModel
 
 
-def fingerprint(model: LoadedModel, block_size: int) -> str:
-    """32 hex digits over shape, weights, their type, and the block size. Reads all weights."""
-    digest = blake2b(repr((model.shape, block_size)).encode(), digest_size=16)
+def fingerprint(model: LoadedModel, block_size: int, *, batch_invariant: bool = False) -> str:
+    """32 hex digits over shape, weights, their type, block size and kernels. Reads all weights."""
+    digest = blake2b(repr((model.shape, block_size, batch_invariant)).encode(), digest_size=16)
     weights = model.weights
     tensors = [weights.embedding, weights.norm, weights.head]
     for layer in weights.layers:

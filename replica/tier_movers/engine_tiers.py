@@ -44,7 +44,8 @@ class EngineTiers:
         self._tiers = Tiers(settings, tiers.prefill or PrefillSpeed().cost, clock())
         disk = None
         if tiers.disk_folder is not None:
-            disk = DiskStore(tiers.disk_folder, fingerprint(model, limits.block_size), settings.block_bytes)
+            name = fingerprint(model, limits.block_size, batch_invariant=limits.batch_invariant)
+            disk = DiskStore(tiers.disk_folder, name, settings.block_bytes)
         self._mover = TorchMover(self._tiers, kv, scheduler.loads, disk, clock, self._fetched)
         self._waiting: dict[int, Sequence] = {}
         """Whose prefix is on its way, by number of the fetch."""

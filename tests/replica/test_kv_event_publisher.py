@@ -38,6 +38,8 @@ class Listener:
         self.events.subscribe(topic)
         self.events.connect(publisher.endpoint.replace("0.0.0.0", "127.0.0.1"))
         self.replay_endpoint = publisher.replay_endpoint
+        self.room = 1_000
+        """Messages that a replay's reader lets wait."""
 
     async def next(self) -> list[bytes]:
         """The next message's frames."""
@@ -59,6 +61,7 @@ class Listener:
         """Every message from ``first`` on, up to the mark of the end, as a REQ (or DEALER) gets it."""
         assert self.replay_endpoint is not None
         socket = self.context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.RCVHWM, self.room)
         socket.connect(self.replay_endpoint)
         await socket.send_multipart([struct.pack(">Q", first)] if plain else [b"", struct.pack(">Q", first)])
         messages = []
@@ -130,6 +133,16 @@ def test_what_nobody_heard_is_replayed_from_any_number(plain: bool) -> None:
     play(scenario, topic="t")
 
 
+def test_a_slow_reader_of_a_replay_gets_all_of_it() -> None:
+    async def scenario(publisher: KvEventPublisher, listener: Listener) -> None:
+        for number in range(3_000):
+            publisher.publish(float(number), [STORED] * 20)
+        listener.room = 1
+        assert [_number(frames[2]) for frames in await listener.replay(0)] == list(range(3_000))
+
+    play(scenario, buffer_batches=3_000)
+
+
 def test_only_the_last_batches_are_kept() -> None:
     async def scenario(publisher: KvEventPublisher, listener: Listener) -> None:
         for number in range(30):
@@ -164,11 +177,13 @@ def test_a_port_that_is_taken_is_named_and_ends_the_start() -> None:
     asyncio.run(run())
 
 
-def test_a_replica_tells_of_a_block_when_it_is_computed_and_of_a_reset() -> None:
+@pytest.mark.parametrize(("form", "reader"), [("map", MapBatch), ("array", ArrayBatch)])
+def test_a_replica_tells_of_a_block_when_it_is_computed_and_of_a_reset(form: str, reader: type[Any]) -> None:
     """Three requests and a reset: a batch per step that published, salts, the contract's hashes."""
 
     async def run() -> None:
-        events = {"endpoint": "tcp://127.0.0.1:*", "bind": True, "replay": "tcp://127.0.0.1:*"}
+        events: dict[str, Any] = {"endpoint": "tcp://127.0.0.1:*", "bind": True, "form": form}
+        events["replay"] = "tcp://127.0.0.1:*"
         async with replica(kv_events=events, max_batched_tokens=32, max_running=4) as running:
             assert running.events is not None
             listener = Listener(running.events)
@@ -180,9 +195,12 @@ def test_a_replica_tells_of_a_block_when_it_is_computed_and_of_a_reset() -> None
                     assert (await post(running.url + "/v1/completions", salted))[0] == 200
                 assert (await post(running.url + "/v1/completions", body))[0] == 200  # all of it is cached
                 assert (await post(running.url + "/reset_prefix_cache", {}))[1] == {"success": True}
-                batches = [decode(frames[3]) for frames in await listener.replay(0)]
+                messages = await listener.replay(0)
             finally:
                 listener.close()
+        batches = [decode(frames[3]) for frames in messages]
+        kinds = [type(msgspec.msgpack.decode(frames[3], type=reader).events[0]) for frames in messages]
+        assert [kind.__struct_config__.tag for kind in kinds] == ["BlockStored"] * 4 + ["AllBlocksCleared"]
         told = [event for batch in batches for event in batch.events]
         assert all(len(batch.events) == 1 for batch in batches)
         assert isinstance(told[-1], CacheCleared)

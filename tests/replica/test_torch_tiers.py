@@ -303,10 +303,11 @@ def test_a_fingerprint_names_weights_type_and_block() -> None:
         fingerprint(tiny(), 16),
         fingerprint(load_model("tiny"), 16),
         fingerprint(tiny(), 32),
+        fingerprint(tiny(), 16, batch_invariant=True),
         fingerprint(load_model("tiny", "bf16"), 16),
         fingerprint(load_model("tiny", seed=1), 16),
     }
-    assert len(names) == 4
+    assert len(names) == 5
 
 
 def test_a_replica_with_tiers_serves_and_shows_them(tmp_path: Path) -> None:
