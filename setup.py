@@ -29,6 +29,7 @@ CARRIES = tuple(
         "client_connection",
         "counters",
         "exchange",
+        "forwarding",
         "own_routes",
         "relay",
         "replica_connection",
