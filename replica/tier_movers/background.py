@@ -8,26 +8,27 @@ from collections.abc import Callable
 Report = Callable[[], None]
 """What a job's end means; run by whoever takes it."""
 Job = Callable[[], Report]
+READERS = 2
+"""Files read at once."""
 
 
 class Background:
     """Jobs in threads of their own; each ends in a report.
 
     >>> done = []
-    >>> background = Background(reading=1)
+    >>> background = Background()
     >>> background.read(lambda: lambda: done.append("read"))
     >>> background.take(wait_s=10.0); done
     ['read']
     >>> background.close()
     """
 
-    def __init__(self, reading: int = 2) -> None:
-        """``reading``: threads for reads. Writes and deletions have one, which keeps them in order."""
+    def __init__(self) -> None:
+        """Writes and deletions have one thread, which keeps them in order."""
         self._reads: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
-        self._readers = reading
-        for number, jobs in enumerate([self._writes, *[self._reads] * reading]):
+        for number, jobs in enumerate([self._writes, *[self._reads] * READERS]):
             # Daemons: a disk that hangs must not keep the process.
             threading.Thread(target=self._work, args=(jobs,), name=f"disk {number}", daemon=True).start()
 
@@ -51,7 +52,7 @@ class Background:
 
     def close(self) -> None:
         """End the threads after what they are at; what waits behind it is dropped."""
-        for jobs, threads in ((self._writes, 1), (self._reads, self._readers)):
+        for jobs, threads in ((self._writes, 1), (self._reads, READERS)):
             with contextlib.suppress(queue.Empty):
                 while True:
                     jobs.get_nowait()

@@ -2,7 +2,6 @@
 than it is computed."""
 
 import time
-from collections.abc import Callable
 
 from replica.batch import Batch
 from replica.contract.kv_events import CacheEvent
@@ -34,19 +33,17 @@ class EngineTiers:
         tiers: TierLimits,
         kv: PagedKv,
         scheduler: Scheduler,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Raises OSError when the disk's folder cannot be used, ValueError for a tier below one block."""
         self._scheduler = scheduler
-        self._clock = clock
         self._measured = PrefillSpeed() if tiers.prefill is None else None
         settings = _settings(tiers, limits, kv)
-        self._tiers = Tiers(settings, tiers.prefill or PrefillSpeed().cost, clock())
+        self._tiers = Tiers(settings, tiers.prefill or PrefillSpeed().cost, time.monotonic())
         disk = None
         if tiers.disk_folder is not None:
             name = fingerprint(model, limits.block_size, batch_invariant=limits.batch_invariant)
             disk = DiskStore(tiers.disk_folder, name, settings.block_bytes)
-        self._mover = TorchMover(self._tiers, kv, scheduler.loads, disk, clock, self._fetched)
+        self._mover = TorchMover(self._tiers, kv, scheduler.loads, disk, self._fetched)
         self._waiting: dict[int, Sequence] = {}
         """Whose prefix is on its way, by number of the fetch."""
         if disk is not None:
@@ -69,7 +66,7 @@ class EngineTiers:
 
     def fetch_for(self, sequence: Sequence) -> bool:
         """Begin to fetch what a new request lacks; False: nothing is worth it, let the scheduler have it."""
-        cache, loads, now = self._scheduler.cache, self._scheduler.loads, self._clock()
+        cache, loads, now = self._scheduler.cache, self._scheduler.loads, time.monotonic()
         if not cache.enabled or not sequence.reads_cache:
             return False
         hashes = cache.block_hashes(sequence)
@@ -103,7 +100,7 @@ class EngineTiers:
         """Before anything is written to the device: keep what was evicted from it."""
         evicted = self._scheduler.cache.take_evictions()
         if evicted:
-            self._mover.carry_out(self._tiers.evicted(evicted, self._clock()))
+            self._mover.carry_out(self._tiers.evicted(evicted, time.monotonic()))
 
     def ran(self, batch: Batch, seconds: float) -> None:
         """A step took so long: what computing costs, fetching must beat."""

@@ -5,6 +5,7 @@ blocks in order as they come, at most ``COPY_BYTES`` of all fetches between two 
 go on. A failure of any kind is a report: the request computes what did not come.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -59,7 +60,6 @@ class TorchMover:
         kv: PagedKv,
         loads: PrefixLoads,
         disk: DiskStore | None,
-        clock: Callable[[], float],
         ended: Callable[[Fetch, PrefixLoad], None],
     ) -> None:
         """``ended``: called when a fetch is over, however it went, while its blocks are still held."""
@@ -67,7 +67,6 @@ class TorchMover:
         self._kv = kv
         self._loads = loads
         self._disk = disk
-        self._clock = clock
         self._ended = ended
         self._background = Background()
         self._host: dict[BlockHash, torch.Tensor] = {}
@@ -89,7 +88,7 @@ class TorchMover:
             match todo.popleft():
                 case Save() as save if save.target is Tier.HOST:
                     self._host[save.block_hash] = self._kv.read(self._slots(save.blocks))
-                    todo += self._tiers.saved(save, None, self._clock())
+                    todo += self._tiers.saved(save, None, time.monotonic())
                 case Save() as save:
                     self._write(
                         save.block_hash,
@@ -111,7 +110,7 @@ class TorchMover:
 
     def fetch(self, fetch: Fetch, load: PrefixLoad) -> None:
         """Begin to copy ``fetch.block_hashes``, in order, into ``load.blocks``."""
-        copy = _Copy(fetch, load, self._clock())
+        copy = _Copy(fetch, load, time.monotonic())
         self._copies[fetch.number] = copy
         for place, tier in enumerate(fetch.plan.sources):
             if tier is Tier.DISK:
@@ -129,7 +128,7 @@ class TorchMover:
         room = COPY_BYTES
         for copy in list(self._copies.values()):
             room -= self._copy_what_is_here(copy, room)
-        self.carry_out(self._tiers.spills(self._clock()))
+        self.carry_out(self._tiers.spills(time.monotonic()))
 
     def give_up(self, fetch: Fetch) -> None:
         """Nobody wants it any more."""
@@ -153,10 +152,10 @@ class TorchMover:
         trouble: Trouble | None = None
         while copy.arrived < len(names) and written < room and self._next_is_here(copy):
             place = copy.arrived
-            began_s = self._clock()
+            began_s = time.monotonic()
             if fetch.plan.sources[place] is Tier.HOST:
                 self._to_device(copy, self._host[names[place]])
-                copy.took(Tier.HOST, size, self._clock() - began_s)
+                copy.took(Tier.HOST, size, time.monotonic() - began_s)
             else:
                 content = copy.came.pop(place)
                 if isinstance(content, Trouble):
@@ -169,7 +168,7 @@ class TorchMover:
         self._loads.arrived(copy.load, max(copy.load.start, tokens))
         if trouble is not None or copy.arrived == len(names):
             self._end(copy, trouble)
-        elif self._clock() - copy.began_s > fetch.plan.give_up_s:
+        elif time.monotonic() - copy.began_s > fetch.plan.give_up_s:
             self._end(copy, Trouble.LATE)
         return written
 
@@ -183,7 +182,7 @@ class TorchMover:
 
     def _end(self, copy: _Copy, trouble: Trouble | None) -> None:
         del self._copies[copy.fetch.number]
-        self.carry_out(self._tiers.ended(copy.fetch, copy.result(trouble), self._clock()))
+        self.carry_out(self._tiers.ended(copy.fetch, copy.result(trouble), time.monotonic()))
         self._ended(copy.fetch, copy.load)
         self._loads.end(copy.load)
 
@@ -194,13 +193,13 @@ class TorchMover:
     # The disk, in other threads
 
     def _read(self, copy: _Copy, place: int) -> None:
-        disk, clock = self._disk, self._clock
+        disk = self._disk
         assert disk is not None
         name, checksum = copy.fetch.block_hashes[place], copy.fetch.checksums[place]
         assert isinstance(name, bytes)
 
         def job() -> Report:
-            began_s = clock()
+            began_s = time.monotonic()
             content: bytearray | Trouble
             try:
                 content = disk.read(name, checksum)
@@ -208,7 +207,7 @@ class TorchMover:
                 content = Trouble.CORRUPT
             except Exception:
                 content = Trouble.FAILED
-            seconds = clock() - began_s
+            seconds = time.monotonic() - began_s
 
             def report() -> None:
                 copy.came[place] = content
@@ -234,8 +233,8 @@ class TorchMover:
             try:
                 checksum = disk.write(block_hash, self._kv.to_bytes(block))
             except Exception:
-                return lambda: self._written(failed(self._clock()))
-            return lambda: self._written(done(checksum, self._clock()))
+                return lambda: self._written(failed(time.monotonic()))
+            return lambda: self._written(done(checksum, time.monotonic()))
 
         self._background.write(job)
 
