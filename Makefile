@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 # PyPI's torch for Linux may bring CUDA (several GB). To take a smaller build, give pip another index:
 # make demo PIP_TORCH='--index-url URL-OF-A-CPU-BUILD torch==2.13.0'
 PIP_TORCH ?= torch==2.13.0
-BENCH ?= ../shared/bench
 RIVALS ?= rivals
 DEMO_ARGS ?=
 LOAD_ARGS ?=
+BENCH_ARGS ?=
 CHAOS_ARGS ?= --seconds 120
 SOAK_ARGS ?=
 FUZZ_ARGS ?=
@@ -57,12 +57,10 @@ fuzz: $(VENV)/dev.stamp ## 50,000 random requests over both caches and all optio
 soak: $(VENV)/dev.stamp ## memory over 200,000 unique prompts, 5,000 streams at once, stalls of the event loop
 	$(BIN)/python -m tests.load.run_soak $(SOAK_ARGS)
 
-bench: $(VENV)/dev.stamp ## what the compiled router costs per request and event (needs wrk, a C compiler, and rivals from BENCH/setup_rivals.sh)
-	@test -f $(BENCH)/proxybench.py || { echo "no $(BENCH)/proxybench.py; set BENCH to the folder that holds it" >&2; exit 1; }
+bench: $(BIN)/python ## what the compiled router costs per request and event, beside others on PATH and in RIVALS
 	$(PYTHON) -m venv $(VENV)/compiled
 	$(VENV)/compiled/bin/pip install -q .
-	OURS='$(abspath $(VENV))/compiled/bin/warmroute serve --listen 127.0.0.1:{port} {replica_flags}' \
-	RIVALS=$(abspath $(RIVALS)) $(BIN)/python $(BENCH)/proxybench.py $(BENCH_ARGS)
+	$(VENV)/compiled/bin/warmroute bench overhead $(if $(wildcard $(RIVALS)),--rivals $(RIVALS)) $(BENCH_ARGS)
 
 size: $(VENV)/demo.stamp ## lines per package and file, installed size of what the router needs
 	@$(BIN)/python .ci/size.py

@@ -135,6 +135,18 @@ def _compare(args: argparse.Namespace) -> int:
     return run(args)
 
 
+def _bench_arguments(parser: argparse.ArgumentParser) -> None:
+    from sim.bench.bench_command import add_arguments
+
+    add_arguments(parser)
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from sim.bench.bench_command import run
+
+    return run(args)
+
+
 COMMANDS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None], Run]] = {
     "serve": (
         "run a router",
@@ -195,6 +207,12 @@ COMMANDS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None], R
         "warmroute compare --baseline http://127.0.0.1:8000 --candidate http://127.0.0.1:8001 requests.jsonl",
         _compare_arguments,
         _compare,
+    ),
+    "bench": (
+        "what this router costs beside the others found on the machine",
+        "warmroute bench overhead --rivals rivals",
+        _bench_arguments,
+        _bench,
     ),
 }
 

@@ -13,7 +13,9 @@ class ProgressView:
     Elsewhere than on a terminal a job gets one line when it begins and one when it is done.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, *, unit: str = "requests") -> None:
+        """``unit``: what is counted."""
+        self._unit = unit
         self._console = console or Console(file=sys.stderr)
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
@@ -41,7 +43,7 @@ class ProgressView:
             self._bars.stop()
 
     def update(self, job: str, done: int, total: int) -> None:
-        """``done`` of ``total`` requests of ``job`` are over."""
+        """``done`` of ``total`` units of ``job`` are over."""
         if self._bars is not None:
             if job not in self._tasks:
                 self._tasks[job] = self._bars.add_task(job, total=total)
@@ -49,7 +51,7 @@ class ProgressView:
             return
         if job not in self._said:
             self._said[job] = False
-            self._line(f"{job}: {total:,} requests")
+            self._line(f"{job}: {total:,} {self._unit}")
         if done >= total and not self._said[job]:
             self._said[job] = True
             self._line(f"{job}: done")

@@ -171,8 +171,8 @@ def _die_with_parent() -> None:
 
 
 def warmroute(*arguments: str) -> list[str]:
-    """The command line that runs ``warmroute`` with this Python."""
-    return [sys.executable, "-m", "warmroute", *arguments]
+    """The command line that runs this ``warmroute``, and not one in the current folder, with this Python."""
+    return [sys.executable, "-P", "-m", "warmroute", *arguments]
 
 
 def free_ports(count: int) -> list[int]:
