@@ -1,8 +1,10 @@
-"""How much one step may hold, and the error for a request that can never fit."""
+"""How much one step may hold, and which requests are refused at arrival because they can never fit."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from replica.sequence import Sequence
+from replica.kv_cache.cache import Cache
+from replica.sequence import Sequence, Status
 
 LEAST = {
     "max_running": 1,
@@ -67,3 +69,30 @@ class RequestTooLong(ValueError):
             f"{self.max_tokens} make {self.prompt_tokens + self.max_tokens}, the {limit_name} holds "
             f"{limit_tokens}; shorten the prompt or lower max_tokens"
         )
+
+
+def check_request(sequence: Sequence, limits: SchedulerLimits, cache: Cache[Any]) -> None:
+    """Raise unless the sequence is new and can finish here.
+
+    Raises RequestTooLong when it never could: prompt and max_tokens beyond max_model_len, or beyond the whole
+    pool. Raises ValueError for an empty prompt, max_tokens below 1, a sequence that was used before, or block
+    ids of another block size.
+    """
+    name = sequence.request_id
+    if sequence.status is not Status.WAITING:
+        raise ValueError(f"request {name} is {sequence.status.value}: make a new Sequence")
+    if sequence.prompt_tokens < 1 or sequence.max_tokens < 1:
+        raise ValueError(
+            f"request {name}: {sequence.prompt_tokens} prompt tokens, max_tokens {sequence.max_tokens}; "
+            "both must be at least 1"
+        )
+    if sequence.id_block_size not in (None, cache.block_size):
+        raise ValueError(
+            f"request {name}: ids name blocks of {sequence.id_block_size} tokens, "
+            f"the cache has blocks of {cache.block_size}"
+        )
+    if sequence.prompt_tokens + sequence.max_tokens > limits.max_model_len:
+        raise RequestTooLong(sequence, limits.max_model_len, "max_model_len")
+    # The last token is never fed back, so its KV needs no room.
+    if cache.blocks_for(sequence.prompt_tokens + sequence.max_tokens - 1) > cache.blocks:
+        raise RequestTooLong(sequence, cache.blocks * cache.block_size + 1, "KV pool")

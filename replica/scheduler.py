@@ -30,7 +30,7 @@ from replica.contract.load_report import LoadReport
 from replica.decode_run import changes, steps_that_fit, steps_until_publication
 from replica.hot_prefixes import HotPrefixes
 from replica.kv_cache.cache import Cache
-from replica.limits import RequestTooLong, SchedulerLimits
+from replica.limits import RequestTooLong, SchedulerLimits, check_request
 from replica.prefix_load import PrefixLoads
 from replica.prefix_sharing import defer
 from replica.sampled_tokens import sampled_tokens
@@ -73,30 +73,13 @@ class Scheduler:
     def check(self, sequence: Sequence) -> None:
         """Raise what ``add`` would, change nothing.
 
-        Raises RequestTooLong when it could never finish here: prompt and max_tokens beyond max_model_len,
-        or beyond the whole pool. Raises ValueError for an empty prompt, max_tokens below 1, a request id
-        that is in use, a sequence that was used before, or block ids of another block size.
+        Raises ValueError for a request id that is in use, and whatever ``check_request`` raises, such as
+        RequestTooLong.
         """
         name = sequence.request_id
         if name in self._sequences:
             raise ValueError(f"request id {name} is in use: give each request its own")
-        if sequence.status is not Status.WAITING:
-            raise ValueError(f"request {name} is {sequence.status.value}: make a new Sequence")
-        if sequence.prompt_tokens < 1 or sequence.max_tokens < 1:
-            raise ValueError(
-                f"request {name}: {sequence.prompt_tokens} prompt tokens, max_tokens {sequence.max_tokens}; "
-                "both must be at least 1"
-            )
-        if sequence.id_block_size not in (None, self.cache.block_size):
-            raise ValueError(
-                f"request {name}: ids name blocks of {sequence.id_block_size} tokens, "
-                f"the cache has blocks of {self.cache.block_size}"
-            )
-        if sequence.prompt_tokens + sequence.max_tokens > self.limits.max_model_len:
-            raise RequestTooLong(sequence, self.limits.max_model_len, "max_model_len")
-        # The last token is never fed back, so its KV needs no room.
-        if self.cache.blocks_for(sequence.prompt_tokens + sequence.max_tokens - 1) > self.cache.blocks:
-            raise RequestTooLong(sequence, self.cache.blocks * self.cache.block_size + 1, "KV pool")
+        check_request(sequence, self.limits, self.cache)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a request; raises what ``check`` does."""
