@@ -1,4 +1,4 @@
-"""The admin port: metrics, fleet, config, explain, drain, reload. Loopback unless configured otherwise."""
+"""The admin port: metrics, dashboard, fleet, config, explain, drain, reload. Loopback by default."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -11,11 +11,14 @@ from aiohttp import web
 from router.config import ConfigError, RouterConfig
 from router.proxy.cache_report import cache_state
 from router.proxy.counters import Counters
+from router.proxy.dashboard import PATH as DASHBOARD
+from router.proxy.dashboard import add_dashboard
 from router.proxy.explanation import NO_PROMPT, explanation
 from router.proxy.exposition import metrics_page
 from router.proxy.key_ring import admin_keys
 from router.proxy.prompt_reader import PromptReader
 from router.proxy.state_report import state_fields
+from router.proxy.traffic_report import replica_traffic, traffic_state
 from router.routing.decision import NoReplica
 from router.routing.fleet import Fleet
 from router.routing.prompt_blocks import read_prompt
@@ -58,6 +61,7 @@ class Admin:
     async def start(self) -> None:
         """Listen on ``config.admin``; ``address`` tells where."""
         app = web.Application(client_max_size=BODY_BYTES, middlewares=[_errors_as_json, self._keys_only])
+        add_dashboard(app)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/fleet", self._fleet_state)
         app.router.add_get("/config", self._effective_config)
@@ -90,7 +94,7 @@ class Admin:
     async def _keys_only(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        if request.path != "/health":
+        if request.path not in ("/health", DASHBOARD):
             given = request.headers.getall("authorization", [])
             refusal = self._keys.refusal(", ".join(given).encode() if given else None)
             if refusal is not None:
@@ -171,12 +175,17 @@ def _json(value: Any) -> web.Response:
 
 
 def fleet_state(fleet: Fleet, counters: Counters, now: float) -> dict[str, Any]:
-    """Every replica's health, ledger, index and calibration, and the fleet-wide figures."""
+    """Every replica's health, ledger, index, calibration and traffic, and the fleet-wide figures."""
     return {
         "replicas": [
-            _replica_state(fleet, replica, now) | {"cache": cache_state(fleet, counters, replica)}
+            _replica_state(fleet, replica, now)
+            | {
+                "cache": cache_state(fleet, counters, replica),
+                "traffic": replica_traffic(counters, replica.name),
+            }
             for replica in fleet.replicas
         ],
+        "traffic": traffic_state(counters),
         "tokens_per_unit": fleet.token_ratio.tokens_per_unit,
         "arrivals_per_s": fleet.traffic.arrivals_per_s(now),
         "decode_price": fleet.traffic.decode_price,

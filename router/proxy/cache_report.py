@@ -99,6 +99,7 @@ def cache_state(fleet: Fleet, counters: Counters, replica: ReplicaState) -> dict
     return {
         "predicted_tokens": credit.predicted_tokens,
         "cached_tokens": credit.cached_tokens,
+        "prompt_tokens": credit.prompt_tokens,
         "recent_ratio": credit.ratio,
         "alert": credit.low,
         "block_size": {

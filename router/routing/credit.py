@@ -13,24 +13,34 @@ class Credit:
 
     >>> credit = Credit()
     >>> for _ in range(20):
-    ...     credit.answered(predicted_tokens=1_000, cached_tokens=400)
+    ...     credit.answered(predicted_tokens=1_000, cached_tokens=400, prompt_tokens=1_600)
     >>> credit.predicted_tokens, credit.cached_tokens, round(credit.ratio, 2), credit.low
     (20000, 8000, 0.4, True)
     """
 
-    __slots__ = ("_doubts", "_recent_cached", "_recent_predicted", "cached_tokens", "predicted_tokens")
+    __slots__ = (
+        "_doubts",
+        "_recent_cached",
+        "_recent_predicted",
+        "cached_tokens",
+        "predicted_tokens",
+        "prompt_tokens",
+    )
 
     def __init__(self) -> None:
         self.predicted_tokens = 0
         self.cached_tokens = 0
+        self.prompt_tokens = 0
+        """Of the prompts whose cached tokens were reported."""
         self._recent_predicted = 0.0
         self._recent_cached = 0.0
         self._doubts = 0
 
-    def answered(self, predicted_tokens: int, cached_tokens: int) -> None:
-        """A request was believed to have ``predicted_tokens`` cached; the replica reports what it had."""
+    def answered(self, predicted_tokens: int, cached_tokens: int, prompt_tokens: int) -> None:
+        """Of ``prompt_tokens``, ``predicted_tokens`` were believed cached; the replica reports what was."""
         self.predicted_tokens += predicted_tokens
         self.cached_tokens += cached_tokens
+        self.prompt_tokens += prompt_tokens
         self._recent_predicted = self._recent_predicted * FORGET_PER_REQUEST + predicted_tokens
         self._recent_cached = self._recent_cached * FORGET_PER_REQUEST + cached_tokens
 

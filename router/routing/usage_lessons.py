@@ -42,7 +42,7 @@ class UsageLessons:
         if usage.cached_tokens is None:
             return False
         replica, matched = flight.replica, flight.decision.matched_tokens
-        replica.credit.answered(matched, usage.cached_tokens)
+        replica.credit.answered(matched, usage.cached_tokens, usage.prompt_tokens)
         lost = replica.credit.cache_lost(
             matched, usage.prompt_tokens, usage.cached_tokens, settled=flight.settled
         )

@@ -371,10 +371,10 @@ def test_B135_a_wrong_tokenizer_shows(tmp_path: Path) -> None:
 
 def test_credit_needs_enough_to_judge_by_and_recovers() -> None:
     credit = Credit()
-    credit.answered(4_000, 0)
+    credit.answered(4_000, 0, 4_000)
     assert credit.ratio is None and not credit.low
-    credit.answered(8_000, 0)
+    credit.answered(8_000, 0, 8_000)
     assert credit.ratio == 0.0 and credit.low
     for _ in range(60):
-        credit.answered(2_000, 2_000)
+        credit.answered(2_000, 2_000, 2_000)
     assert not credit.low and credit.predicted_tokens == 132_000 and credit.cached_tokens == 120_000

@@ -1,0 +1,50 @@
+"""``GET /dashboard``: one page, everything inline; it asks ``/fleet`` and ``/explain`` of the same port."""
+
+import re
+from base64 import b64encode
+from hashlib import sha256
+from importlib.resources import files
+
+from aiohttp import web
+
+PATH = "/dashboard"
+
+
+def _content_security_policy(page: str) -> str:
+    """Only the page's own style and script run, and they reach only the port they came from.
+
+    >>> _content_security_policy("<style>a</style><script>b</script>").split("; ")[1:3]  # doctest: +ELLIPSIS
+    ["style-src 'sha256-ypeBEsobvcr6wjGzmiPcTaeG7/gUfE5yuYB3ha/uSLs='", "script-src 'sha256-PiPoFgA5W...'"]
+    """
+    style, script = (
+        b64encode(sha256(re.search(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)[1].encode()).digest()).decode()
+        for tag in ("style", "script")
+    )
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"style-src 'sha256-{style}'",
+            f"script-src 'sha256-{script}'",
+            "connect-src 'self'",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+        )
+    )
+
+
+def add_dashboard(app: web.Application) -> None:
+    """Serve the page on ``app``. It holds no data, so it needs no key; what it asks for does."""
+    page = files("router.proxy").joinpath("dashboard.html").read_text("utf-8")
+    headers = {
+        "content-security-policy": _content_security_policy(page),
+        "referrer-policy": "no-referrer",
+        "x-content-type-options": "nosniff",
+        "cache-control": "no-store",
+    }
+
+    async def dashboard(request: web.Request) -> web.Response:
+        return web.Response(text=page, content_type="text/html", headers=headers)
+
+    app.router.add_get(PATH, dashboard)
