@@ -87,6 +87,18 @@ def _explain(args: argparse.Namespace) -> int:
     return run(args)
 
 
+def _top_arguments(parser: argparse.ArgumentParser) -> None:
+    from router.top_command import add_arguments
+
+    add_arguments(parser)
+
+
+def _top(args: argparse.Namespace) -> int:
+    from router.top_command import run
+
+    return run(args)
+
+
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     from sim.plan.plan_command import add_arguments
 
@@ -189,6 +201,12 @@ COMMANDS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None], R
         "warmroute explain --url http://127.0.0.1:8081 request.json",
         _explain_arguments,
         _explain,
+    ),
+    "top": (
+        "what a running router's fleet does, in a terminal",
+        "warmroute top --url http://127.0.0.1:8081",
+        _top_arguments,
+        _top,
     ),
     "plan": (
         "how many replicas, dollars, bytes: arithmetic with its formulas, then a simulation",

@@ -13,12 +13,13 @@ PATH = "/dashboard"
 def _content_security_policy(page: str) -> str:
     """Only the page's own style and script run, and they reach only the port they came from.
 
-    >>> _content_security_policy("<style>a</style><script>b</script>").split("; ")[1:3]  # doctest: +ELLIPSIS
+    >>> _content_security_policy("<style>a</style><script>b</script>").split("; ")[1:3]
     ["style-src 'sha256-ypeBEsobvcr6wjGzmiPcTaeG7/gUfE5yuYB3ha/uSLs='", "script-src 'sha256-PiPoFgA5W...'"]
     """
     style, script = (
-        b64encode(sha256(re.search(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)[1].encode()).digest()).decode()
+        b64encode(sha256(text.encode()).digest()).decode()
         for tag in ("style", "script")
+        for text in re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
     )
     return "; ".join(
         (

@@ -65,7 +65,7 @@ def test_shows_live_figures_and_what_replicas_are_called_as_text() -> None:
             await page.until("document.getElementById('figure-left').innerText.includes('1')")
 
             rig.router.fleet.drained(0, 0.0, on=True)
-            await page.until("document.getElementById('replicas').innerText.includes('⏸ draining')")
+            await page.until("document.getElementById('replicas').innerText.includes('‖ draining')")
             assert not page.problems
             assert await page.evaluate("window.owned === undefined")
 

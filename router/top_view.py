@@ -1,0 +1,114 @@
+"""How ``warmroute top`` shows a fleet: a picture on a terminal, plain lines elsewhere."""
+
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+SIGNS = {
+    "healthy": ("●", "blue"),
+    "suspect": ("▲", "yellow"),
+    "probation": ("◐", "yellow"),
+    "draining": ("‖", "yellow"),
+    "leaving": ("⇥", "yellow"),
+    "ejected": ("✕", "bold red"),
+}
+_COLUMNS = (
+    "replica", "health", "in flight", "queued ms", "held", "decoding", "speed", "index / capacity", "credit",
+    "hit share", "decisions", "errors",
+)  # fmt: skip
+_UNSAFE = dict.fromkeys((*range(32), *range(127, 160)), "�")
+
+
+def picture(figures: dict[str, Any]) -> RenderableType:
+    """The whole fleet as a table with its traffic above and the other routers below."""
+    table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1))
+    for column in _COLUMNS:
+        left = column in ("replica", "health", "decisions")
+        table.add_column(column, justify="left" if left else "right", no_wrap=not left)
+    for row in figures["replicas"]:
+        sign, style = SIGNS.get(row["health"], ("?", "dim"))
+        name, _, *others = _cells(row)
+        credit = 6
+        cells = [Text(cell) for cell in others]
+        if row["cache_alert"]:
+            cells[credit].stylize("bold red")
+        table.add_row(Text(name), Text(f"{sign} {row['health']}", style=style), *cells)
+    parts: list[RenderableType] = [Text(_traffic_line(figures["traffic"])), table]
+    return Group(*parts, Text(_state_line(figures["state"]), style="dim"))
+
+
+def lines(figures: dict[str, Any]) -> list[str]:
+    """The same as lines, for pipes and logs."""
+    out = [_traffic_line(figures["traffic"])]
+    for row in figures["replicas"]:
+        out.append("  ".join(f"{name}: {cell}" for name, cell in zip(_COLUMNS, _cells(row), strict=True)))
+    return [*out, _state_line(figures["state"])]
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    return [
+        _safe(row["replica"]),
+        row["health"],
+        str(row["in_flight"]),
+        f"{row['queued_ms']:.0f}",
+        str(row["held"]),
+        str(row["decoding"]),
+        f"x{row['prefill_factor']:.2f} / x{row['decode_factor']:.2f}",
+        f"{_tokens(row['index_tokens'])} / {_tokens(row['capacity_tokens'])}",
+        ("! " if row["cache_alert"] else "") + _percent(row["cache_credit"]),
+        _percent(row["hit_share"]),
+        _counts(row["decisions"]) or "-",
+        str(row["errors"]),
+    ]
+
+
+def _traffic_line(traffic: dict[str, Any]) -> str:
+    rate = traffic["requests_per_s"]
+    ttft = " / ".join(_milliseconds(value) for value in traffic["ttft_s"].values())
+    return (
+        f"{traffic['requests']} requests" + ("" if rate is None else f" ({rate:.1f}/s)") + f", "
+        f"{traffic['in_flight']} in flight, {traffic['held']} held; TTFT p50 / p90 / p99 {ttft}; "
+        f"hit share {_percent(traffic['hit_share'])}, {traffic['spills']} spills "
+        f"({_counts(traffic['decisions']) or 'no decisions'}); {traffic['retries']} retries, "
+        f"{traffic['broken_streams']} broken streams, errors: {_counts(traffic['errors']) or 'none'}"
+    )
+
+
+def _state_line(state: dict[str, Any]) -> str:
+    if state["kind"] == "memory":
+        return "one router: state is shared with nobody"
+    fault = f"; {_safe(state['fault'])}" if state["fault"] else ""
+    peers = ", ".join(
+        f"{_safe(peer['router'])} ({peer['outstanding']} outstanding)" for peer in state["peers"]
+    )
+    return f"{state['state']} for {state['since_s']:.0f} s, other routers: {peers or 'none'}{fault}"
+
+
+def _safe(text: str) -> str:
+    """Names come from elsewhere: without what steers a terminal.
+
+    >>> _safe("gpu\\x1b[2J")
+    'gpu�[2J'
+    """
+    return text.translate(_UNSAFE)
+
+
+def _tokens(value: float) -> str:
+    if value >= 1e6:
+        return f"{value / 1e6:.2f} M"
+    return f"{value / 1e3:.0f} k" if value >= 1e4 else f"{value:.0f}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def _milliseconds(value_s: float | None) -> str:
+    return "-" if value_s is None else f"{value_s * 1_000.0:.0f} ms"
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda one: -one[1]))

@@ -1,0 +1,114 @@
+"""``warmroute top`` against a router with fake replicas: JSON, lines, a picture, and errors."""
+
+import asyncio
+import io
+import json
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from router.fleet_figures import fleet_figures
+from router.top_command import Watch
+from router.top_view import lines, picture
+from tests.fakes.fake_replica import DONE_EVENT, LAST_CHUNK, STREAM_HEAD, Send, chunk, delta, event
+from tests.fakes.proxy_rig import CHAT_STREAM
+from tests.fakes.router_rig import RouterRig, with_router
+from warmroute import main
+
+USAGE = {"prompt_tokens": 1_000, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 750}}
+ANSWER = [
+    Send(
+        STREAM_HEAD
+        + chunk(delta("hi"))
+        + chunk(event({"choices": [], "usage": USAGE}))
+        + chunk(DONE_EVENT)
+        + LAST_CHUNK
+    )
+]
+HOSTILE = "gpu\x1b[2J[bold red]"
+
+
+def _shown(figures: dict[str, Any]) -> str:
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    console.print(picture(figures))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_tells_the_fleet_once_as_json_and_as_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    async def scenario(rig: RouterRig) -> None:
+        rig.replica.default = ANSWER
+        await rig.ask(CHAT_STREAM)
+        url = f"http://{rig.router.admin.address}/"
+        assert await asyncio.to_thread(main, ["top", "--url", url, "--once", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["traffic"]["requests"] == 1 and told["traffic"]["hit_share"] == 0.75
+        assert 0.0 < told["traffic"]["ttft_s"]["p50"] <= told["traffic"]["ttft_s"]["p99"]
+        (replica,) = told["replicas"]
+        assert (replica["replica"], replica["health"], replica["hit_share"]) == ("r0", "healthy", 0.75)
+        assert replica["decisions"] == {"only": 1} and replica["errors"] == 0
+        assert await asyncio.to_thread(main, ["top", "--url", url, "--once"]) == 0
+        traffic, row, state = capsys.readouterr().out.splitlines()
+        assert "1 requests, 0 in flight" in traffic and "(only 1)" in traffic
+        assert "replica: r0  health: healthy" in row and "hit share: 75.0%" in row
+        assert state == "one router: state is shared with nobody"
+
+    with_router(scenario)
+
+
+def test_rate_and_ttft_are_of_what_it_has_seen() -> None:
+    async def scenario(rig: RouterRig) -> None:
+        rig.replica.default = ANSWER
+        await rig.ask(CHAT_STREAM)
+        watch = Watch(f"http://{rig.router.admin.address}")
+        first = (await asyncio.to_thread(watch.look))["traffic"]
+        assert first["requests_per_s"] is None and first["ttft_s"]["p50"] is not None
+        second = (await asyncio.to_thread(watch.look))["traffic"]
+        assert second["requests_per_s"] == 0.0 and second["ttft_s"]["p50"] is None
+        await rig.ask(CHAT_STREAM)
+        third = (await asyncio.to_thread(watch.look))["traffic"]
+        assert third["requests_per_s"] > 0.0 and third["ttft_s"]["p50"] is not None
+
+    with_router(scenario)
+
+
+def test_a_restarted_router_is_looked_at_anew() -> None:
+    async def scenario(rig: RouterRig) -> None:
+        watch = Watch(f"http://{rig.router.admin.address}")
+        for requests, known in ((2, False), (3, True), (1, False), (4, True)):
+            rig.router.counters.requests = {("r0", 200): requests}
+            rate = (await asyncio.to_thread(watch.look))["traffic"]["requests_per_s"]
+            assert (rate is not None) == known
+            assert rate is None or rate > 0.0
+
+    with_router(scenario)
+
+
+def test_names_steer_neither_terminal_nor_markup() -> None:
+    async def scenario(rig: RouterRig) -> None:
+        figures = fleet_figures((await rig.admin("/fleet")).json())
+        figures["replicas"][0] |= {"replica": HOSTILE, "cache_alert": True, "cache_credit": 0.2}
+        figures["state"] |= {"kind": "redis", "state": "cut_off", "fault": "no\x1b answer", "peers": [
+            {"router": HOSTILE, "heard_s_ago": 1.0, "outstanding": 3, "gaps": 0}]}  # fmt: skip
+        for text in ("\n".join(lines(figures)), _shown(figures)):
+            assert "\x1b[2J" not in text and "gpu\ufffd[2J[bold red]" in text
+            assert "! 20.0%" in text and "cut_off" in text and "3 outstanding" in text
+        assert "● healthy" in _shown(figures)
+
+    with_router(scenario)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--url", "127.0.0.1:9"], 2, "--url: expected http://HOST:PORT"),
+        (["--url", "http://127.0.0.1:9", "--interval", "0"], 2, "--interval: expected seconds above 0"),
+        (["--url", "http://127.0.0.1:9", "--once"], 1, "cannot be reached"),
+    ],
+)
+def test_says_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, says: str
+) -> None:
+    assert main(["top", *arguments]) == code
+    assert says in capsys.readouterr().err
