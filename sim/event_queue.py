@@ -34,9 +34,16 @@ class EventQueue:
         self._announced += 1
         heappush(self._heap, (time_s, self._announced, action, arguments))
 
-    def run(self) -> None:
-        """Let everything happen, until no event is left."""
+    @property
+    def next_at(self) -> float | None:
+        """When the next event happens; ``None`` when there is none."""
+        return self._heap[0][0] if self._heap else None
+
+    def run(self, until_s: float | None = None) -> None:
+        """Let everything happen until no event is left, or all that happens by ``until_s``."""
         heap = self._heap
-        while heap:
+        while heap and (until_s is None or heap[0][0] <= until_s):
             self.now, _, action, arguments = heappop(heap)
             action(*arguments)
+        if until_s is not None:
+            self.now = max(self.now, until_s)

@@ -53,6 +53,8 @@ class ReplaySettings:
     cold_prefill_us: float | None = None
     """Microseconds of cold prefill per prompt token, for the SLO; ``None``: taken from the run itself."""
     label: str = "replay"
+    clock_speed: float = 1.0
+    """Replicas are emulated so many times as fast as they would be: times are told in theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,7 @@ class _Sender:
         outcomes = []
         for arrival, sent in zip(self._plan, self._answers, strict=True):
             assert sent is not None, "a request was never sent"
-            outcomes.append(_outcome(arrival, *sent, names))
+            outcomes.append(_outcome(arrival, *sent, names, self._settings.clock_speed))
         settings = self._settings
         cold_us = settings.cold_prefill_us
         if cold_us is None:
@@ -238,20 +240,22 @@ def estimate_cold_prefill_us(outcomes: Sequence[Outcome]) -> float:
     return 1e6 * rates[len(rates) // 10] if rates else 0.0
 
 
-def _outcome(arrival: Arrival, sent_s: float, lag_s: float, answer: Answer, names: dict[str, int]) -> Outcome:
+def _outcome(
+    arrival: Arrival, sent_s: float, lag_s: float, answer: Answer, names: dict[str, int], clock_speed: float
+) -> Outcome:
     replica = None if answer.replica is None else names.setdefault(answer.replica, len(names))
     told = answer.prompt_tokens
     return Outcome(
-        sent_s=sent_s,
+        sent_s=sent_s * clock_speed,
         prompt_tokens=arrival.request.prompt_tokens if told is None else told,
         output_tokens=answer.output_tokens or 0,
         cached_tokens=answer.cached_tokens or 0,
-        ttft_s=answer.ttft_s,
-        e2e_s=answer.e2e_s,
+        ttft_s=None if answer.ttft_s is None else answer.ttft_s * clock_speed,
+        e2e_s=answer.e2e_s * clock_speed,
         replica=replica,
         spilled=answer.reason == "spill",
         error=answer.error,
-        send_lag_s=max(0.0, lag_s),
+        send_lag_s=max(0.0, lag_s) * clock_speed,
     )
 
 

@@ -41,20 +41,23 @@ _COLUMNS = (
 )
 
 
-def results_table(results: Sequence[Result], console: Console) -> Table:
-    """A table of ``results`` that fits ``console``; a dash stands for what could not be measured."""
+def results_table(results: Sequence[Result], console: Console, *, subject: str = "policy") -> Table:
+    """A table of ``results`` that fits ``console``; a dash stands for what could not be measured.
+
+    ``subject``: what the rows are.
+    """
     table = Table()
     free = console.options.update(max_width=1_000)
     for most in range(max(column.rank for column in _COLUMNS), -1, -1):
-        table = _table(results, [column for column in _COLUMNS if column.rank <= most])
+        table = _table(results, [column for column in _COLUMNS if column.rank <= most], subject)
         if Measurement.get(console, free, table).maximum <= console.width:
             break
     return table
 
 
-def _table(results: Sequence[Result], columns: Sequence[_Column]) -> Table:
+def _table(results: Sequence[Result], columns: Sequence[_Column], subject: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    table.add_column("\npolicy", no_wrap=True)
+    table.add_column(f"\n{subject}", no_wrap=True)
     rows = [[result.policy] for result in results]
     for column in columns:
         table.add_column(column.header, justify="right", no_wrap=True)

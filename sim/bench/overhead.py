@@ -4,26 +4,21 @@ All routers stand in front of the same mock replicas. Each round measures one af
 else the machine does meanwhile falls on all; what is reported is the median over the rounds.
 """
 
-import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-import aiohttp
-
 from sim.bench.load import LoadError, closed_loop, streams
 from sim.bench.process_cpu import cpu_s, process_tree
 from sim.bench.prompts import PROMPTS, chat_body
 from sim.bench.routers import Absent, Router
+from sim.bench.started_router import StartedRouter, start_router
 from sim.demo.memory import memory_mib
-from sim.demo.processes import Child, ChildError, ChildProcesses, free_ports
+from sim.demo.processes import ChildError, ChildProcesses
 
 ANSWER_TOKENS = 16
 STREAM_PROMPT_KIB = 2
-START_LIMIT_S = 60.0
-POLL_EVERY_S = 0.1
 WARM_UP_SHARE = 0.25
 """So long, of the seconds measured, the same load runs before."""
 
@@ -77,9 +72,7 @@ class RouterCost:
 
 @dataclass(slots=True)
 class _Contender:
-    router: Router
-    child: Child
-    port: int
+    started: StartedRouter
     requests: dict[int, list[tuple[float, float, int]]] = field(default_factory=dict)
     events: list[tuple[float, int]] = field(default_factory=list)
 
@@ -93,8 +86,8 @@ class _Contender:
             for size, rows in self.requests.items()
         }
         event = EventCost(median(cpu for cpu, _ in self.events), sum(lost for _, lost in self.events))
-        memory = memory_mib(process_tree(self.child.pid)) or 0.0
-        return RouterCost(self.router.name, requests, event, memory)
+        memory = memory_mib(process_tree(self.started.child.pid)) or 0.0
+        return RouterCost(self.started.router.name, requests, event, memory)
 
 
 async def measure_overhead(
@@ -130,27 +123,27 @@ async def measure_overhead(
 async def _measure_requests(
     contender: _Contender, size: int, bodies: Sequence[bytes], plan: OverheadPlan, folder: Path
 ) -> None:
-    port, pid = contender.port, contender.child.pid
+    started = contender.started
+    port, pid = started.port, started.child.pid
     await closed_loop(port, bodies, plan.connections, plan.seconds * WARM_UP_SHARE, folder)
     before = cpu_s(pid)
     answered = await closed_loop(port, bodies, plan.connections, plan.seconds, folder)
     used_s = cpu_s(pid) - before
     if not answered.answers:
-        raise LoadError(
-            f"{contender.router.name} answered no request of {size} KiB\n{contender.child.tail()}"
-        )
+        raise LoadError(f"{started.router.name} answered no request of {size} KiB\n{started.child.tail()}")
     cpu_us = used_s / answered.answers * 1e6
     rows = contender.requests.setdefault(size, [])
     rows.append((cpu_us, answered.answers / answered.wall_s, answered.failed))
 
 
 async def _measure_events(contender: _Contender, bodies: Sequence[bytes], plan: OverheadPlan) -> None:
-    pid = contender.child.pid
+    started = contender.started
+    pid = started.child.pid
     before = cpu_s(pid)
-    streamed = await streams(contender.port, bodies, plan.streams, plan.events)
+    streamed = await streams(started.port, bodies, plan.streams, plan.events)
     used_s = cpu_s(pid) - before
     if not streamed.events:
-        raise LoadError(f"{contender.router.name} passed no event on\n{contender.child.tail()}")
+        raise LoadError(f"{started.router.name} passed no event on\n{started.child.tail()}")
     contender.events.append((used_s / streamed.events * 1e6, streamed.lost))
 
 
@@ -159,38 +152,9 @@ async def _start_all(
 ) -> tuple[list[_Contender], list[Absent]]:
     contenders: list[_Contender] = []
     absent: list[Absent] = []
-    for router, port in zip(routers, free_ports(len(routers)), strict=True):
-        name = router.name.replace(" ", "-")
-        own = folder / name
-        own.mkdir()
-        child = children.start(name, router.command_line(port, replicas, own))
+    for router in routers:
         try:
-            await _until_routed(child, port)
+            contenders.append(_Contender(await start_router(router, replicas, children, folder)))
         except ChildError as error:
-            children.stop([child])
             absent.append(Absent(router.name, f"it did not start: {error}"))
-        else:
-            contenders.append(_Contender(router, child, port))
     return contenders, absent
-
-
-async def _until_routed(child: Child, port: int) -> None:
-    """Wait until a chat request comes back from a replica. Raises ``ChildError``."""
-    body = chat_body(0, 1, 1, stream=False)
-    deadline = time.monotonic() + START_LIMIT_S
-    headers = {"content-type": "application/json"}
-    url = f"http://127.0.0.1:{port}/v1/chat/completions"
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=3.0), headers=headers) as session:
-        while time.monotonic() < deadline:
-            if child.exit_code is not None:
-                raise child.died()
-            try:
-                async with session.post(url, data=body) as answer:
-                    if answer.status == 200:
-                        return
-            except (aiohttp.ClientError, TimeoutError):
-                pass
-            await asyncio.sleep(POLL_EVERY_S)
-    raise ChildError(
-        f"no answer within {START_LIMIT_S:.0f} s; the end of its log:\n{child.tail() or '(empty)'}"
-    )

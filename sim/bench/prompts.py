@@ -2,6 +2,8 @@
 
 import json
 
+from sim.bench.server_connection import MOCK_MODEL
+
 PROMPTS = 200
 """Different prompts of one size, asked in turn; each begins with its own number."""
 _UNITS = 997
@@ -10,7 +12,7 @@ _UNITS = 997
 def chat_body(number: int, size_kib: int, output_tokens: int, *, stream: bool) -> bytes:
     """A chat request of exactly ``size_kib`` KiB, as compact JSON."""
     request = {
-        "model": "mock",
+        "model": MOCK_MODEL,
         "messages": [{"role": "user", "content": ""}],
         "max_tokens": output_tokens,
         "stream": stream,

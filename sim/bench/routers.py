@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from sim.demo.processes import free_ports, warmroute
+from sim.results import Slo
 
 OURS = "warmroute"
 SBIN = "/usr/sbin:/usr/local/sbin"
@@ -37,15 +40,22 @@ class Absent:
     why: str
 
 
-def ours() -> Router:
-    """This router, as it runs with this Python."""
-    return Router(OURS, sys.executable, _ours)
+def ours(slo: Slo | None = None) -> Router:
+    """This router, as it runs with this Python; everything but its ``slo`` is left to the defaults."""
 
+    def command(program: str, port: int, replicas: Sequence[str], folder: Path) -> list[str]:
+        config: dict[str, object] = {
+            "listen": f"127.0.0.1:{port}",
+            "admin": f"127.0.0.1:{free_ports(1)[0]}",
+            "replicas": [{"url": url} for url in replicas],
+        }
+        if slo is not None:
+            config["slo"] = {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms}
+        path = folder / "router.yaml"
+        path.write_text(yaml.safe_dump(config), encoding="utf-8")
+        return warmroute("serve", str(path))
 
-def _ours(program: str, port: int, replicas: Sequence[str], folder: Path) -> list[str]:
-    flags = [flag for url in replicas for flag in ("--replica", url)]
-    admin = f"127.0.0.1:{free_ports(1)[0]}"
-    return warmroute("serve", "--listen", f"127.0.0.1:{port}", "--admin", admin, *flags)
+    return Router(OURS, sys.executable, command)
 
 
 def _nginx(program: str, port: int, replicas: Sequence[str], folder: Path) -> list[str]:

@@ -1,0 +1,104 @@
+"""``warmroute bench routing``: who puts requests where they are answered soonest."""
+
+import argparse
+import sys
+
+import orjson
+import uvloop
+
+from sim.bench.routers import Absent, find_rivals, ours
+from sim.bench.routing import RoutingPlan, measure_routing, scaled
+from sim.command_arguments import add_trace_arguments, number, whole_number
+from sim.demo.processes import ChildError
+from sim.progress_view import ProgressView
+from sim.results import Result, Slo
+from sim.results_table import results_table, table_console
+from sim.workload.sources import open_trace
+from sim.workload.trace import Trace, TraceError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments, beside ``--rivals``."""
+    plan = RoutingPlan()
+    add_trace_arguments(parser)
+    parser.add_argument(
+        "--rate",
+        type=number(0.0, above=True),
+        default=plan.rate,
+        metavar="X",
+        help="timed traces: X times as fast as recorded; sessions: X start in a second (default %(default)g)",
+    )
+    parser.add_argument(
+        "--speed",
+        type=number(0.0, above=True),
+        default=plan.speed,
+        metavar="X",
+        help="emulate replicas X times as fast, so that the run takes that much less (default %(default)g)",
+    )
+    parser.add_argument(
+        "--replicas",
+        type=whole_number(1),
+        default=plan.replicas,
+        metavar="N",
+        help="emulated replicas (default %(default)s)",
+    )
+    parser.add_argument(
+        "--only", metavar="WORD,…", help="only routers whose name has one of these words in it"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command: 0 measured, 1 it could not be, 2 the arguments or the trace are wrong."""
+    try:
+        trace = open_trace(args.trace, block_tokens=args.block_size, requests=args.requests, seed=args.seed)
+    except TraceError as error:
+        return _say(str(error), 2)
+    slo = Slo(args.slo_ttft_ms, args.slo_tpot_ms)
+    plan = RoutingPlan(args.replicas, args.rate, args.speed, args.seed, args.warmup, args.think, slo)
+    found, missing = find_rivals(args.rivals)
+    routers = [ours(scaled(slo, args.speed)), *found]
+    if args.only is not None:
+        words = args.only.split(",")
+        routers = [router for router in routers if any(word in router.name for word in words)]
+    if not routers:
+        return _say(f"--only {args.only}: no router found has one of these in its name", 2)
+    try:
+        with ProgressView() as view:
+            results, failed = uvloop.run(measure_routing(routers, trace, plan, view.update))
+    except ChildError as error:
+        return _say(str(error), 1)
+    absent = missing + failed
+    if args.json:
+        print(orjson.dumps(_as_json(results, absent), option=orjson.OPT_INDENT_2).decode())
+    else:
+        _print_report(results, absent, trace, plan)
+    return 0 if results else 1
+
+
+def _as_json(results: list[Result], absent: list[Absent]) -> dict[str, object]:
+    return {
+        "results": [result.json_object() for result in results],
+        "not_measured": [{"router": one.name, "why": one.why} for one in absent],
+    }
+
+
+def _print_report(results: list[Result], absent: list[Absent], trace: Trace, plan: RoutingPlan) -> None:
+    console = table_console()
+    pace = f"{plan.rate:g} sessions a second" if trace.in_sessions else f"{plan.rate:g} times as fast"
+    console.print(
+        f"{trace.name}, {pace}, {len(trace.requests):,} requests over HTTP to {plan.replicas} emulated "
+        f"replicas, one run per router; seconds are theirs, {plan.speed:g} to one of the wall's",
+        soft_wrap=True,
+        markup=False,
+    )
+    if results:
+        console.print(results_table(results, console, subject="router"))
+    for one in absent:
+        console.print(f"not measured: {one.name}: {one.why}", soft_wrap=True, markup=False)
+    late = max((result.send_lag_p99_s or 0.0 for result in results), default=0.0)
+    console.print(f"Requests were sent at most {1e3 * late:.0f} ms late (p99, replicas' time).", markup=False)
+
+
+def _say(message: str, code: int) -> int:
+    print(f"warmroute bench routing: {message}", file=sys.stderr)
+    return code
