@@ -50,7 +50,7 @@ def _mounted(service: dict[str, Any], target: str) -> Path:
 def test_has_the_fleet_and_only_known_keys(
     compose: dict[str, Any], services: dict[str, dict[str, Any]]
 ) -> None:
-    assert set(services) == {*ROUTERS, *REPLICAS, "redis", "prometheus"}
+    assert set(services) == {*ROUTERS, *REPLICAS, "balancer", "redis", "prometheus", "grafana"}
     assert all(key in ("services", "volumes", "networks") or key.startswith("x-") for key in compose)
     known = {
         "build", "image", "command", "volumes", "ports", "depends_on", "healthcheck", "restart",
@@ -58,7 +58,7 @@ def test_has_the_fleet_and_only_known_keys(
     }  # fmt: skip
     for name, service in services.items():
         assert set(service) <= known, name
-        assert {"image", "command", "healthcheck", "restart"} <= set(service), name
+        assert {"image", "healthcheck", "restart"} <= set(service), name
         assert {"test", "interval", "timeout", "retries"} <= set(service["healthcheck"]), name
 
 
@@ -73,7 +73,7 @@ def test_every_file_it_names_exists(services: dict[str, dict[str, Any]]) -> None
                 for source in sources:
                     assert (context / source).exists(), f"{dockerfile} copies {source}"
         for volume in service.get("volumes", ()):
-            assert (ROOT / volume.split(":")[0]).is_file(), f"{name}: {volume}"
+            assert (ROOT / volume.split(":")[0]).exists(), f"{name}: {volume}"
         for other in service.get("depends_on", ()):
             assert other in services, f"{name} depends on {other}"
 
@@ -85,8 +85,19 @@ def test_published_ports_are_unique_and_admin_stays_on_loopback(services: dict[s
     for name in ROUTERS:
         config = load_config(_mounted(services[name], "/etc/warmroute/router.yaml"))
         targets = {mapping.split(":")[-1]: mapping for mapping in services[name]["ports"]}
-        assert set(targets) == {str(_port(config.listen)), str(_port(config.admin))}
+        assert set(targets) == {str(_port(config.admin))}
         assert targets[str(_port(config.admin))].startswith("127.0.0.1:")
+    for name in ("prometheus", "grafana"):
+        assert all(mapping.startswith("127.0.0.1:") for mapping in services[name]["ports"])
+
+
+def test_the_balancer_stands_before_every_router(services: dict[str, dict[str, Any]]) -> None:
+    text = _mounted(services["balancer"], "/usr/local/etc/haproxy/haproxy.cfg").read_text()
+    servers = dict(re.findall(r"^  server \S+ (\S+):(\d+)$", text, re.MULTILINE))
+    assert servers == {name: str(_port(_router_config(services, name).listen)) for name in ROUTERS}
+    (bound,) = re.findall(r"^  bind :(\d+)$", text, re.MULTILINE)
+    assert services["balancer"]["ports"] == [f"8080:{bound}"]
+    assert "option httpchk GET /readiness" in text
 
 
 def _router_config(services: dict[str, dict[str, Any]], name: str) -> RouterConfig:
@@ -124,7 +135,7 @@ def _replica_port(services: dict[str, dict[str, Any]], name: str) -> int:
 
 
 def test_prometheus_scrapes_every_router_and_replica(services: dict[str, dict[str, Any]]) -> None:
-    path = _mounted(services["prometheus"], "/etc/prometheus/prometheus.yml")
+    path = _mounted(services["prometheus"], "/etc/prometheus") / "prometheus.yml"
     assert "--config.file=/etc/prometheus/prometheus.yml" in services["prometheus"]["command"]
     jobs = yaml.safe_load(path.read_text())["scrape_configs"]
     targets = {target for job in jobs for group in job["static_configs"] for target in group["targets"]}

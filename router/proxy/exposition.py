@@ -100,6 +100,7 @@ class RouterCollector(Collector):
                 ("wait_seconds", "Predicted prefill of requests without a first token."),
                 ("outstanding_tokens", "Uncached prompt and expected reply tokens in flight."),
                 ("index_tokens", "Tokens the index believes the replica holds."),
+                ("index_capacity_tokens", "Tokens it may believe so."),
                 ("prefill_factor", "Learned prefill time over the prior's."),
                 ("decode_factor", "Learned decode step over the prior's."),
             )
@@ -115,6 +116,7 @@ class RouterCollector(Collector):
                 ("wait_seconds", replica.ledger.queued_prefill_s),
                 ("outstanding_tokens", replica.ledger.outstanding_tokens),
                 ("index_tokens", fleet.index.held(replica.index) * ratio),
+                ("index_capacity_tokens", fleet.index.capacity(replica.index) * ratio),
                 ("prefill_factor", replica.cost.prefill_factor),
                 ("decode_factor", replica.cost.decode_factor),
             ):

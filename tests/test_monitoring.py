@@ -1,0 +1,143 @@
+"""What Grafana and Prometheus are given is true: every metric and label they name is on a live /metrics."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.fakes.fake_replica import DONE_EVENT, LAST_CHUNK, STREAM_HEAD, Reset, Send, chunk, delta
+from tests.fakes.proxy_rig import CHAT_STREAM
+from tests.fakes.router_rig import RouterRig, with_router
+
+ROOT = Path(__file__).resolve().parents[1]
+PROMETHEUS = ROOT / "configs/prometheus"
+DASHBOARDS = sorted((ROOT / "configs/grafana/dashboards").glob("*.json"))
+OF_PROMETHEUS = {"instance", "job", "le"}
+_NAME = re.compile(r"\bwarmroute[\w:]+")
+_SELECTOR = re.compile(r"(warmroute_\w+)\{([^}]*)\}")
+_STRING = re.compile(r'"[^"]*"')
+
+
+def _rules(file: str) -> list[dict[str, Any]]:
+    groups = yaml.safe_load((PROMETHEUS / file).read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+RECORDED = {rule["record"]: rule["expr"] for rule in _rules("recording.yml")}
+ALERTS = {rule["alert"]: rule for rule in _rules("alerts.yml")}
+
+
+def _panels() -> Iterator[dict[str, Any]]:
+    for path in DASHBOARDS:
+        yield from json.loads(path.read_text())["panels"]
+
+
+def _expressions() -> dict[str, str]:
+    """Every PromQL expression there is, by where it stands."""
+    panels = {
+        f"panel {panel['title']}, {target['refId']}": target["expr"]
+        for panel in _panels()
+        for target in panel["targets"]
+    }
+    return panels | RECORDED | {name: rule["expr"] for name, rule in ALERTS.items()}
+
+
+@cache
+def _exposed() -> dict[str, set[str]]:
+    """Label names by series name, of a router that has served requests, with shared state and KV events."""
+    found: dict[str, set[str]] = {}
+
+    async def scenario(rig: RouterRig) -> None:
+        done = [Send(STREAM_HEAD + chunk(delta("hi")) + chunk(DONE_EVENT) + LAST_CHUNK)]
+        rig.replica.plans.extend([done, [Reset()], done])
+        for _ in range(3):
+            await rig.ask(CHAT_STREAM)
+        await rig.get("/nowhere")
+        page = (await rig.admin("/metrics")).body.decode()
+        for family in text_string_to_metric_families(page):
+            found[family.name + ("_total" if family.type == "counter" else "")] = set()
+            for sample in family.samples:
+                found.setdefault(sample.name, set()).update(sample.labels)
+
+    nobody = "127.0.0.1:9"
+    with_router(
+        scenario,
+        others=[{"url": f"http://{nobody}", "name": "k", "kv_events": f"tcp://{nobody}"}],
+        state={"kind": "redis", "url": f"redis://{nobody}"},  # its metrics are there, reached or not
+    )
+    return found
+
+
+@pytest.mark.parametrize("place", _expressions())
+def test_every_metric_and_label_is_there(place: str) -> None:
+    expression = _expressions()[place]
+    names = set(_NAME.findall(_STRING.sub('""', expression)))
+    if "up{" not in expression:
+        assert names, "the expression names no metric"
+    for name in names:
+        assert name in (RECORDED if ":" in name else _exposed()), name
+    for name, labels in _SELECTOR.findall(expression):
+        asked = set(re.findall(r"(\w+)\s*[=!]~?", _STRING.sub('""', labels)))
+        assert asked <= _exposed()[name] | OF_PROMETHEUS, name
+    grouped = {
+        label.strip() for labels in re.findall(r"\bby \(([^)]*)\)", expression) for label in labels.split(",")
+    }
+    known = set().union(*(_exposed()[name] for name in names if ":" not in name))
+    assert grouped <= known | OF_PROMETHEUS
+
+
+def test_every_alert_says_what_and_its_remedy_is_documented() -> None:
+    runbook = (ROOT / "docs/operations.md").read_text()
+    for name, rule in ALERTS.items():
+        assert rule["annotations"]["summary"] and rule["labels"]["severity"] in ("critical", "warning")
+        assert f"| `{name}` |" in runbook, f"docs/operations.md does not say what to do about {name}"
+
+
+def test_prometheus_reads_the_rules_and_grafana_the_dashboard() -> None:
+    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+    assert all((PROMETHEUS / file).is_file() for file in config["rule_files"])
+    provisioning = ROOT / "configs/grafana/provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())["datasources"]
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    assert source["url"].split("//")[1].split(":")[0] in compose
+    (provider,) = yaml.safe_load((provisioning / "dashboards/warmroute.yml").read_text())["providers"]
+    mounted = {volume.split(":")[1] for volume in compose["grafana"]["volumes"]}
+    assert provider["options"]["path"] in mounted and DASHBOARDS
+    for panel in _panels():
+        assert {target["datasource"]["uid"] for target in panel["targets"]} == {source["uid"]}
+    cells = [
+        (panel["gridPos"]["y"] + down, panel["gridPos"]["x"] + right)
+        for panel in _panels()
+        for down in range(panel["gridPos"]["h"])
+        for right in range(panel["gridPos"]["w"])
+    ]
+    assert len(cells) == len(set(cells)), "panels overlap"
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian's package prometheus)")
+def test_prometheus_accepts_config_rules_and_expressions(tmp_path: Path) -> None:
+    for panel in _panels():
+        for number, target in enumerate(panel["targets"]):
+            rule = {"record": f"panel:{panel['id']}_{number}", "expr": _as_grafana_sends(target["expr"])}
+            (tmp_path / f"{panel['id']}_{number}.yml").write_text(
+                yaml.safe_dump({"groups": [{"name": "panel", "rules": [rule]}]})
+            )
+    for command in (
+        ["check", "config", str(PROMETHEUS / "prometheus.yml")],
+        ["check", "rules", *map(str, sorted(tmp_path.glob("*.yml")))],
+        ["test", "rules", str(ROOT / "tests/alerts_test.yml")],
+    ):
+        ran = subprocess.run(["promtool", *command], capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def _as_grafana_sends(expression: str) -> str:
+    return expression.replace("$__rate_interval", "1m").replace("$router", ".*")
