@@ -12,6 +12,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Validati
 
 from router.config_values import SECRET_KEYS, Address, Secret, Secrets, Section, masked_url
 from router.cost_config import CostConfig
+from router.discovery_config import AdminReplicasConfig, DiscoveryConfigs
 from router.replica_config import ReplicaConfig
 from router.state_config import StateConfig
 from router.yaml_file import YamlError, line_of, read_yaml
@@ -203,7 +204,11 @@ class RouterConfig(Section):
     admin: Address = "127.0.0.1:8081"
     keys: KeysConfig = KeysConfig()
     tls: TlsConfig | None = None
-    replicas: Annotated[tuple[ReplicaConfig, ...], Field(min_length=1)]
+    replicas: tuple[ReplicaConfig, ...] = ()
+    discovery: DiscoveryConfigs = ()
+    """Where more replicas are found while the router runs."""
+    admin_replicas: AdminReplicasConfig | None = None
+    """Lets replicas be added and removed through the admin port."""
     models: dict[str, ModelConfig] = Field(default_factory=dict)
     """By name as requests have it: models read in exact mode. All others are read as text."""
     policy: PolicyConfig = PolicyConfig()
@@ -235,6 +240,19 @@ class RouterConfig(Section):
     """Seed of the ties' randomness; for tests."""
 
     @model_validator(mode="after")
+    def _some_replicas(self) -> "RouterConfig":
+        if not self.replicas and not self.discovery and self.admin_replicas is None:
+            raise ValueError(
+                "replicas: none; expected at least one `- url: http://HOST:PORT`, or discovery, or "
+                "admin_replicas"
+            )
+        labels = [one.label for one in self.discovery]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(f"discovery: {', '.join(twice)}: given twice; keep one of them")
+        return self
+
+    @model_validator(mode="after")
     def _names_unique(self) -> "RouterConfig":
         names = [replica.effective_name for replica in self.replicas]
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -264,13 +282,13 @@ def describe(error: ValidationError, where: str, text: str | None = None) -> str
     lines = []
     file = where
     errors = error.errors()
-    within = {one["loc"][0] for one in errors if len(one["loc"]) > 1}
+    within = {one["loc"][:-1] for one in errors}
     known = sorted(set(_key_names(RouterConfig)))
     for one in errors:
         line = None if text is None else line_of(text, one["loc"])
         where = file if line is None else f"{file}: line {line}"
         if one["type"] == "too_short":
-            if one["loc"][:1] and one["loc"][0] in within:
+            if any(loc[: len(one["loc"])] == one["loc"] for loc in within):
                 continue  # what is in the list was refused: that is said already
             lines.append(f"{where}: {'.'.join(map(str, one['loc']))}: empty; expected at least 1 entry")
             continue

@@ -61,30 +61,12 @@ class ReplicaTlsConfig(Section):
         return self
 
 
-class ReplicaConfig(Section):
-    """One replica: an OpenAI-compatible server."""
+class ReplicaAddress(Section):
+    """Where a replica is, and what it is called."""
 
     url: str
     name: str | None = None
     """Unique; the URL's host and port unless set. The same in every router of a fleet."""
-    kind: Literal["auto", "vllm", "sglang", "warmroute", "openai"] = "auto"
-    model: str | None = None
-    """The model it serves; asked from the replica (``/v1/models``) unless set."""
-    api_key: Secret | None = None
-    """Sent to it as a bearer token; the router's ``api_key`` unless set."""
-    tls: ReplicaTlsConfig | None = None
-    cost: CostConfig | None = None
-    """What its work is taken to cost at first; the router's ``cost`` unless set."""
-    weight: PositiveFloat = 1.0
-    tags: tuple[str, ...] = ()
-    kv_events: Annotated[KvEventsConfig, BeforeValidator(_endpoint_alone)] | None = None
-    block_size: PositiveInt | None = None
-    """Tokens in a KV block; learned from its metrics and events, which win where they differ."""
-    block_hash: Literal["auto", "sha256", "sha256_cbor", "warmroute", "tokens"] = "auto"
-    """How it names blocks: vLLM's --prefix-caching-hash-algo, or ours. ``auto`` asks its metrics and checks;
-    ``tokens`` translates whatever it uses through the tokens in its events."""
-    block_hash_seed: str | None = None
-    """The PYTHONHASHSEED a vLLM was started with, if it was."""
 
     @field_validator("url")
     @classmethod
@@ -99,13 +81,41 @@ class ReplicaConfig(Section):
         _ = parts.port  # raises ValueError when out of range
         return value.rstrip("/")
 
+    @property
+    def effective_name(self) -> str:
+        """The name, or the URL's host and port."""
+        return self.name or urlsplit(self.url).netloc
+
+
+class ReplicaTraits(Section):
+    """What can be the same for many replicas."""
+
+    kind: Literal["auto", "vllm", "sglang", "warmroute", "openai"] = "auto"
+    model: str | None = None
+    """The model it serves; asked from the replica (``/v1/models``) unless set."""
+    api_key: Secret | None = None
+    """Sent to it as a bearer token; the router's ``api_key`` unless set."""
+    tls: ReplicaTlsConfig | None = None
+    cost: CostConfig | None = None
+    """What its work is taken to cost at first; the router's ``cost`` unless set."""
+    weight: PositiveFloat = 1.0
+    tags: tuple[str, ...] = ()
+    block_size: PositiveInt | None = None
+    """Tokens in a KV block; learned from its metrics and events, which win where they differ."""
+    block_hash: Literal["auto", "sha256", "sha256_cbor", "warmroute", "tokens"] = "auto"
+    """How it names blocks: vLLM's --prefix-caching-hash-algo, or ours. ``auto`` asks its metrics and checks;
+    ``tokens`` translates whatever it uses through the tokens in its events."""
+    block_hash_seed: str | None = None
+    """The PYTHONHASHSEED a vLLM was started with, if it was."""
+
+
+class ReplicaConfig(ReplicaTraits, ReplicaAddress):
+    """One replica: an OpenAI-compatible server."""
+
+    kv_events: Annotated[KvEventsConfig, BeforeValidator(_endpoint_alone)] | None = None
+
     @model_validator(mode="after")
     def _tls_fits(self) -> "ReplicaConfig":
         if self.tls is not None and not self.url.startswith("https:"):
             raise ValueError(f"tls belongs to https replicas, not to {self.url}")
         return self
-
-    @property
-    def effective_name(self) -> str:
-        """The name, or the URL's host and port."""
-        return self.name or urlsplit(self.url).netloc

@@ -1,7 +1,8 @@
-"""The admin port: metrics, dashboard, fleet, config, explain, drain, reload. Loopback by default."""
+"""The admin port: metrics, dashboard, fleet, explain, drain, replicas, reload. Loopback by default."""
 
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from hashlib import sha256
 from typing import Any
 
@@ -9,6 +10,8 @@ import orjson
 from aiohttp import web
 
 from router.config import ConfigError, RouterConfig
+from router.discovery.discovery import SourceReport
+from router.proxy.added_replicas import AddedReplicas
 from router.proxy.cache_report import cache_state
 from router.proxy.counters import Counters
 from router.proxy.dashboard import PATH as DASHBOARD
@@ -38,6 +41,8 @@ class Admin:
         counters: Counters,
         reload: Callable[[], Awaitable[RouterConfig]],
         state: Callable[[], StateReport],
+        added: AddedReplicas,
+        sources: Callable[[], list[SourceReport]],
         *,
         prompt_reader: PromptReader | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -48,6 +53,8 @@ class Admin:
         self._counters = counters
         self._reload = reload
         self._state = state
+        self._added = added
+        self._sources = sources
         self._clock = clock
         self._runner: web.AppRunner | None = None
         self.address = ""
@@ -70,6 +77,7 @@ class Admin:
         app.router.add_post("/drain/{replica}", self._drain)
         app.router.add_delete("/drain/{replica}", self._undrain)
         app.router.add_post("/reload", self._reloaded)
+        self._added.add_routes(app.router)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         listen = self.config.admin
@@ -110,14 +118,15 @@ class Admin:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(
-            body=metrics_page(self._fleet, self._counters, self._state()),
+            body=metrics_page(self._fleet, self._counters, self._state(), self._sources()),
             headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"},
         )
 
     async def _fleet_state(self, request: web.Request) -> web.Response:
         state = fleet_state(self._fleet, self._counters, self._clock())
         config = {"version": 1 + self._counters.reloads, "hash": self._hash}
-        return _json({"config": config} | state | {"state": state_fields(self._state())})
+        rest = {"state": state_fields(self._state()), "discovery": [asdict(one) for one in self._sources()]}
+        return _json({"config": config} | state | rest)
 
     async def _effective_config(self, request: web.Request) -> web.Response:
         return _json(self.config.model_dump(mode="json"))  # secrets are masked by their type

@@ -5,25 +5,27 @@ import logging
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import uvloop
 
 from router.compiled import is_compiled
 from router.config import ConfigError, RouterConfig
+from router.discovery.discovery import Discovery, Running
+from router.discovery.union import united
+from router.proxy.added_replicas import AddedReplicas
 from router.proxy.admin import Admin
 from router.proxy.config_change import replica_changes, require_changeable
 from router.proxy.counters import Counters
 from router.proxy.data_plane import DataPlane
-from router.proxy.fleet_config import fleet_settings, make_fleet, make_policy, make_selectable, replica_spec
+from router.proxy.fleet_config import fleet_settings, make_fleet, make_policy, make_selectable
 from router.proxy.kv_event_feed import KvEventFeed, require_events_extra
 from router.proxy.prober import Prober
 from router.proxy.prompt_reader import make_prompt_reader
 from router.proxy.replica_access import replica_accesses
+from router.proxy.replica_set import ReplicaSet
 from router.proxy.request_log import RequestLog
 from router.proxy.tls import PublicTls, server_context
-from router.replica_config import ReplicaConfig
-from router.routing.replica_state import ReplicaState
 from router.state.shared_state import Callbacks, make_state
 
 log = logging.getLogger("warmroute")
@@ -36,6 +38,10 @@ class Router:
 
     def __init__(self, config: RouterConfig, load: Callable[[], RouterConfig] | None = None) -> None:
         self.config = config
+        """In force, with the replicas that were found and added."""
+        self._written = config
+        """As the file has it."""
+        self._refusals: frozenset[str] = frozenset()
         self._load = load
         self._started = asyncio.Event()
         self._stopping = False
@@ -49,6 +55,9 @@ class Router:
         self.data_plane.service.request_log = self._request_log(config)
         self.prober = Prober(self.fleet, config)
         self.data_plane.service.replica_left = self.prober.unwatch
+        self._replica_set = ReplicaSet(self.fleet, self.data_plane.service, self.prober, self.kv_events)
+        self.discovery = Discovery(self._replicas_found)
+        self.added = AddedReplicas(config, lambda: self.config.replicas, self._replicas_changed)
         self.state = make_state(
             config, self.fleet, Callbacks(self.data_plane.service.send_released, self.prober.probe_now)
         )
@@ -58,14 +67,21 @@ class Router:
             self.counters,
             self.reload,
             self.state.report,
+            self.added,
+            self.discovery.report,
             prompt_reader=self.prompt_reader,
         )
 
     async def start(self) -> None:
-        """Probe once, then listen; replicas that are down join when they come up."""
+        """Find and probe once, then listen; replicas that are down join when they come up.
+
+        Raises ``ConfigError`` if what was found clashes with the config, ``OSError`` if it cannot listen.
+        """
+        await self.discovery.start(self._written.discovery)
         await self.admin.start()
         await self.prober.start()
         await self.kv_events.start()  # the prober has asked for block sizes by now
+        await self._first_found()
         await self.state.start()
         await self.data_plane.start(None if self._tls is None else self._tls.context)
         self._started.set()
@@ -89,6 +105,7 @@ class Router:
         self.data_plane.begin_shutdown()
         if self.config.shutdown_delay_s:
             await asyncio.sleep(self.config.shutdown_delay_s)
+        await self.discovery.stop()
         await self.data_plane.stop(self.config.shutdown_timeout_s)
         await self.state.stop()
         await self.kv_events.stop()
@@ -121,8 +138,10 @@ class Router:
         logging.getLogger().setLevel(config.log.level.upper())
         return config
 
-    def _apply(self, config: RouterConfig) -> None:
+    def _apply(self, written: RouterConfig) -> None:
         """All that may fail comes first; then nothing does. No ``await``: no request sees half of it."""
+        sources = self.discovery.prepared(written.discovery)
+        config = self._united(written, sources)
         require_changeable(self.config, config)
         require_events_extra(config)
         accesses = replica_accesses(config)
@@ -131,36 +150,71 @@ class Router:
         service = self.data_plane.service
         old_log, request_log = service.request_log, self._request_log(config)
         try:
-            joined = self._join(changes.joining, config)
+            joined = self._replica_set.join(changes.joining, config)
         except ConfigError:
             if request_log is not None and request_log is not old_log:
                 request_log.close()
             raise
 
-        now = self.data_plane.service.clock()
-        known = {replica.name: replica for replica in self.fleet.replicas.staying if replica not in joined}
-        for name in changes.leaving:
-            self.fleet.replica_removed(known[name].index, now)
-            self.kv_events.unsubscribe(known[name])
-        for one in changes.staying:
-            replica, spec = known[one.effective_name], replica_spec(one, config)
-            if replica.spec != spec:
-                self.fleet.replica_respecified(replica.index, spec)
-            service.replica_reaccessed(replica, accesses[replica.name])
         self._reconfigure_fleet(config)
-        self.prober.apply(config, accesses)
-        for replica in joined:
-            service.replica_added(replica, accesses[replica.name])
-            self.prober.watch(replica, accesses[replica.name])
-        service.send_released(now)
+        self._replica_set.change(changes, joined, config, accesses)
+        self.discovery.use(sources)
+        self.added.apply(written)
         if self._tls is not None and certificate is not None:
             self._tls.use(certificate)
         self.data_plane.apply(config)
-        self.admin.apply(config)
+        self.admin.apply(written)
         service.request_log = request_log
         if old_log is not None and old_log is not request_log:
             old_log.close()
+        self.config, self._written = config, written
+
+    # --- replicas that are found and added --------------------------------------------------------
+
+    async def _first_found(self) -> None:
+        """What was found by now joins, and is probed once, before the first request comes."""
+        probed = self._replicas_changed()
+        if self._refusals:
+            raise ConfigError(
+                f"{'; '.join(sorted(self._refusals))}. Take one of them out, or name it otherwise"
+            )
+        if probed:
+            await asyncio.wait(probed, timeout=self.config.health.timeout_s + 1.0)
+
+    def _replicas_found(self) -> None:
+        try:
+            self._replicas_changed()
+        except ConfigError as error:
+            log.error("replicas that were found cannot be used, those before stay: %s", error)
+
+    def _replicas_changed(self) -> "list[asyncio.Future[None]]":
+        """Use what is found and added now; raises ``ConfigError`` and changes nothing if it cannot be.
+
+        The futures are done when the new ones were probed once.
+        """
+        config = self._united(self._written, self.discovery.running)
+        require_changeable(self.config, config)
+        require_events_extra(config)
+        changes = replica_changes(self.config, config)
+        accesses = self._replica_set.accesses(self.config, config)
+        joined = self._replica_set.join(changes.joining, config)
+        probed = self._replica_set.change(changes, joined, config, accesses)
         self.config = config
+        for one in joined:
+            log.info("replica %s (%s) joins", one.name, one.spec.url)
+        for name in changes.leaving:
+            log.info("replica %s leaves", name)
+        return probed
+
+    def _united(self, written: RouterConfig, sources: Sequence[Running]) -> RouterConfig:
+        """``written`` with the replicas that ``sources`` and the admin port have beside its own."""
+        found = [(one.config.label, one.replicas) for one in sources]
+        union = united([("replicas", written.replicas), *found, ("added", self.added.replicas)])
+        for refusal in union.refusals:
+            if refusal not in self._refusals:
+                log.warning("%s. Not used", refusal)
+        self._refusals = frozenset(union.refusals)
+        return written.model_copy(update={"replicas": union.replicas})
 
     def _request_log(self, config: RouterConfig) -> RequestLog | None:
         """The one that ``config`` asks for: the one there is, if it is the same. Raises ``ConfigError``."""
@@ -168,21 +222,6 @@ class Router:
         if wanted is None or (there is not None and there.config == wanted):
             return None if wanted is None else there
         return RequestLog(wanted, self.counters)
-
-    def _join(self, joining: Iterable[ReplicaConfig], config: RouterConfig) -> list[ReplicaState]:
-        """New replicas, whose events are listened for; none if one of these cannot be."""
-        joined: list[ReplicaState] = []
-        try:
-            for one in joining:
-                joined.append(self.fleet.replica_added(replica_spec(one, config)))
-                if one.kv_events is not None:
-                    self.kv_events.subscribe(joined[-1], one.kv_events)
-        except OSError as error:
-            for replica in joined:
-                self.kv_events.unsubscribe(replica)
-                self.fleet.replica_removed(replica.index, self.data_plane.service.clock())
-            raise ConfigError(f"{error.strerror}. Nothing was applied") from None
-        return joined
 
     def _reconfigure_fleet(self, config: RouterConfig) -> None:
         """Policies that stay as they were keep whose turn it is."""
@@ -224,6 +263,9 @@ async def _serve(config: RouterConfig, load: Callable[[], RouterConfig] | None) 
     except OSError as error:
         log.error("cannot listen: %s; is another process on that port?", error)
         return 1
+    except ConfigError as error:
+        log.error("not started: %s", error)
+        return 2
     await stop.wait()
     await router.stop()
     log.info("stopped")

@@ -7,8 +7,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from router.discovery.discovery import SourceReport
 from router.proxy.cache_report import cache_metrics
 from router.proxy.counters import Counters, Histogram
+from router.proxy.source_report import source_metrics
 from router.proxy.state_report import state_metrics
 from router.routing.fleet import Fleet
 from router.routing.health import HealthState
@@ -18,9 +20,12 @@ from router.state.shared_state import StateReport
 class RouterCollector(Collector):
     """Reads the router's state at scrape time. Labels are replica names, reasons and codes: bounded."""
 
-    def __init__(self, fleet: Fleet, counters: Counters, state: StateReport) -> None:
+    def __init__(
+        self, fleet: Fleet, counters: Counters, state: StateReport, sources: list[SourceReport]
+    ) -> None:
         self._fleet = fleet
         self._state = state
+        self._sources = sources
         self._counters = counters
 
     def collect(self) -> Iterator[Metric]:
@@ -29,6 +34,7 @@ class RouterCollector(Collector):
         yield from self._replicas()
         yield from cache_metrics(self._fleet, self._counters)
         yield from state_metrics(self._state)
+        yield from source_metrics(self._sources)
 
     def _traffic(self) -> Iterator[Metric]:
         counters, fleet = self._counters, self._fleet
@@ -132,8 +138,8 @@ def _histogram(name: str, text: str, histogram: Histogram) -> HistogramMetricFam
     return HistogramMetricFamily(name, text, buckets=buckets, sum_value=histogram.total)
 
 
-def metrics_page(fleet: Fleet, counters: Counters, state: StateReport) -> bytes:
+def metrics_page(fleet: Fleet, counters: Counters, state: StateReport, sources: list[SourceReport]) -> bytes:
     """The page's bytes."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(RouterCollector(fleet, counters, state))
+    registry.register(RouterCollector(fleet, counters, state, sources))
     return generate_latest(registry)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 def require_events_extra(config: RouterConfig) -> None:
     """Raise ``ConfigError`` if KV events are configured and what they need is not installed."""
     names = [replica.effective_name for replica in config.replicas if replica.kv_events is not None]
+    names += [one.label for one in config.discovery if getattr(one, "kv_events_port", None) is not None]
     if names and importlib.util.find_spec("zmq") is None:
         raise ConfigError(
             f"replicas.kv_events ({', '.join(names)}): pyzmq is not installed; "
@@ -68,7 +69,7 @@ class KvEventFeed:
         published = {replica.effective_name: replica.kv_events for replica in self._config.replicas}
         try:
             for replica in self._fleet.replicas:
-                settings = published[replica.name]
+                settings = published.get(replica.name)
                 if settings is not None:
                     self.subscribe(replica, settings)
         except BaseException:

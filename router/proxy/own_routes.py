@@ -43,8 +43,7 @@ def own_answer(service: Service, head: RequestHead, request_id: bytes, *, keep_a
     elif head.path == b"/health":
         body = b'{"status":"ok"}'
     elif head.path == b"/readiness":
-        ready = service.fleet.ready and not service.shutting_down
-        status, body = (200, b'{"status":"ready"}') if ready else (503, b'{"status":"not ready"}')
+        status, body = readiness(service)
     else:
         body = model_list(service)
     if body is None:
@@ -52,6 +51,19 @@ def own_answer(service: Service, head: RequestHead, request_id: bytes, *, keep_a
         service.count_error(error)
         return error_answer(error, request_id.decode(), keep_alive=keep_alive, head_only=head_only)
     return json_answer(status, body, request_id.decode(), keep_alive=keep_alive, head_only=head_only)
+
+
+def readiness(service: Service) -> tuple[int, bytes]:
+    """Status and body: whether this router should get requests, and if not, why."""
+    if service.fleet.ready and not service.shutting_down:
+        return 200, b'{"status":"ready"}'
+    if service.shutting_down:
+        reason = "stopping"
+    elif not service.fleet.replicas:
+        reason = "no replicas: none configured, found or added yet"
+    else:
+        reason = "no usable replica"
+    return 503, orjson.dumps({"status": "not ready", "reason": reason})
 
 
 def model_list(service: Service) -> bytes | None:

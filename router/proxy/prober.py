@@ -47,7 +47,8 @@ class Prober:
         """Begin probing; returns when each replica was asked once (at most the probe's time limit)."""
         accesses = replica_accesses(self._config)
         first_round = [self.watch(replica, accesses[replica.name]) for replica in self._fleet.replicas]
-        await asyncio.wait(first_round, timeout=self._config.health.timeout_s + 1.0)
+        if first_round:
+            await asyncio.wait(first_round, timeout=self._config.health.timeout_s + 1.0)
 
     def watch(self, replica: ReplicaState, access: ReplicaAccess) -> "asyncio.Future[None]":
         """Probe ``replica``, too, from now on; the future is done when it was asked once."""

@@ -7,6 +7,7 @@ import pytest
 
 from router.config import ConfigError, RouterConfig, TlsConfig, load_config, parse_config
 from router.config_values import Section
+from router.discovery_config import AdminReplicasConfig, DnsDiscovery, FileDiscovery, KubernetesDiscovery
 from router.proxy.fleet_config import make_fleet
 from router.replica_config import KvEventsConfig, ReplicaConfig
 from router.routing.block_source import BlockSettings
@@ -211,9 +212,24 @@ def _keys(section: Section, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 def test_every_key_is_documented_with_its_default() -> None:
-    config = RouterConfig(replicas=(ReplicaConfig(url="http://h:1"),), tls=TlsConfig(cert="cert.pem"))
-    keys = {key: value for key, value in _keys(config) if key != "replicas"}
+    config = RouterConfig(
+        replicas=(ReplicaConfig(url="http://h:1"),),
+        tls=TlsConfig(cert="cert.pem"),
+        admin_replicas=AdminReplicasConfig(allow=("10.0.0.0/8",)),
+    )
+    keys = {key: value for key, value in _keys(config) if key not in ("replicas", "discovery")}
     keys |= dict(_keys(config.replicas[0], "replicas[]."))
+    for source in (
+        FileDiscovery(kind="file", path="replicas.yaml"),
+        DnsDiscovery(kind="dns", srv="_http._tcp.llm"),
+        KubernetesDiscovery(kind="kubernetes", service="llm"),
+    ):
+        prefix = f"discovery[{source.kind}]."
+        keys |= {
+            key: value for key, value in _keys(source, prefix) if not key.startswith(f"{prefix}replica.")
+        }
+        del keys[f"{prefix}kind"]
+    keys |= {f"discovery[{kind}].replica": None for kind in ("dns", "kubernetes")}
     documented = _documented()
     assert set(documented) == set(keys)
     for key, value in keys.items():
@@ -221,5 +237,5 @@ def test_every_key_is_documented_with_its_default() -> None:
             assert documented[key] == str(value).lower(), key
         elif isinstance(value, int | float):
             assert float(documented[key]) == value, key
-        elif isinstance(value, str) and not key.endswith((".url", ".cert")):
+        elif isinstance(value, str) and not key.endswith((".url", ".cert", ".path", ".srv", ".service")):
             assert documented[key] == value, key
