@@ -68,9 +68,7 @@ def test_a_clash_is_an_error_at_the_start(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "warmroute.py"), "serve", str(path)]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
     assert ended.returncode == 2, ended.stderr
-    assert (
-        f"file {tmp_path}/a: r0 (http://127.0.0.1:10): replicas has that name" in ended.stderr
-    )
+    assert f"file {tmp_path}/a: r0 (http://127.0.0.1:10): replicas has that name" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
