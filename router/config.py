@@ -243,7 +243,7 @@ class RouterConfig(Section):
     def _some_replicas(self) -> "RouterConfig":
         if not self.replicas and not self.discovery and self.admin_replicas is None:
             raise ValueError(
-                "replicas: none; expected at least one `- url: http://HOST:PORT`, or discovery, or "
+                "replicas: none; expected at least 1 entry `- url: http://HOST:PORT`, or discovery, or "
                 "admin_replicas"
             )
         labels = [one.label for one in self.discovery]

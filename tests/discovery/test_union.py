@@ -157,5 +157,5 @@ def test_one_source_needs_no_list_and_two_must_differ() -> None:
     assert len(parse_config({"discovery": file}, "x").discovery) == 1
     with pytest.raises(ConfigError, match="file a: given twice"):
         parse_config({"discovery": [file, file]}, "x")
-    with pytest.raises(ConfigError, match="expected at least one"):
+    with pytest.raises(ConfigError, match="expected at least 1 entry"):
         parse_config({"discovery": []}, "x")
