@@ -41,7 +41,10 @@ class Absent:
 
 
 def ours(slo: Slo | None = None) -> Router:
-    """This router, as it runs with this Python; everything but its ``slo`` is left to the defaults."""
+    """This router, as it runs with this Python, with its defaults.
+
+    With an ``slo`` it also tells where requests went, so that spills and each replica's work can be counted.
+    """
 
     def command(program: str, port: int, replicas: Sequence[str], folder: Path) -> list[str]:
         config: dict[str, object] = {
@@ -51,6 +54,7 @@ def ours(slo: Slo | None = None) -> Router:
         }
         if slo is not None:
             config["slo"] = {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms}
+            config["expose_routing"] = True
         path = folder / "router.yaml"
         path.write_text(yaml.safe_dump(config), encoding="utf-8")
         return warmroute("serve", str(path))

@@ -34,6 +34,7 @@ def test_a_trace_is_routed_and_told_in_the_replicas_time(
     # The trace's first 30 prompts have some 10,000 tokens each: a second of prefill, whatever the wall says.
     assert result["ttft_s"]["mean"] > 0.3
     assert result["wall_s"] > 5.0
+    assert result["max_over_mean_work"] >= 1.0, "where its requests went is told"
     assert {one["router"] for one in told["not_measured"]} == {name for name, _, _ in routers.RIVALS}
 
 
