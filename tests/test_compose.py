@@ -165,7 +165,8 @@ def _instructions(dockerfile: str) -> str:
 
 
 @pytest.mark.parametrize("path", ROUTER_CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_router_configs_parse(path: Path) -> None:
+def test_router_configs_parse(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMROUTE_ADMIN_KEY", "sk-admin")
     config = load_config(path)
     assert config.replicas or config.discovery
 

@@ -173,6 +173,16 @@ def test_fits_a_phone_sorts_filters_and_carries_a_large_fleet() -> None:
 
 
 @needs_chromium
+def test_shows_a_source_of_replicas_that_fails() -> None:
+    async def scenario(rig: RouterRig) -> None:
+        async with chromium(_url(rig)) as page:
+            await page.until("document.querySelectorAll('#sources li').length === 1")
+            assert (await page.text("#sources")).startswith("✕ file /nowhere.yaml fails")
+
+    with_router(scenario, discovery=[{"kind": "file", "path": "/nowhere.yaml"}])
+
+
+@needs_chromium
 def test_says_when_the_router_is_gone() -> None:
     async def scenario(rig: RouterRig) -> None:
         async with chromium(_url(rig)) as page:
