@@ -58,7 +58,6 @@ class Discovery:
         self._changed = changed
         self._running: Sequence[Running] = ()
         self._ended: set[asyncio.Task[None]] = set()
-        self._started = False
 
     @property
     def running(self) -> Sequence[Running]:
@@ -74,7 +73,7 @@ class Discovery:
     async def start(self, configs: Iterable[DiscoveryConfig]) -> None:
         """Begin; returns when each source has answered or failed once, or after ``FIRST_ANSWERS_S``.
 
-        ``changed`` is not called before. Raises ``ConfigError``.
+        Raises ``ConfigError``.
         """
         self.use(self.prepared(configs))
         waiting = [asyncio.ensure_future(one.status.heard.wait()) for one in self._running]
@@ -82,7 +81,6 @@ class Discovery:
             _, late = await asyncio.wait(waiting, timeout=FIRST_ANSWERS_S)
             for one in late:
                 one.cancel()
-        self._started = True
 
     def prepared(self, configs: Iterable[DiscoveryConfig]) -> list[Running]:
         """What ``use`` is to be given; nothing changes yet. Raises ``ConfigError``.
@@ -126,8 +124,7 @@ class Discovery:
         def found(replicas: tuple[ReplicaConfig, ...]) -> None:
             if replicas != one.replicas:
                 one.replicas = replicas
-                if self._started:
-                    self._changed()
+                self._changed()
 
         while True:
             try:

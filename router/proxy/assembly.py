@@ -42,6 +42,8 @@ class Router:
         self._written = config
         """As the file has it."""
         self._refusals: frozenset[str] = frozenset()
+        self._may_join = False
+        """False until prober and KV events have begun with the configured replicas."""
         self._load = load
         self._started = asyncio.Event()
         self._stopping = False
@@ -78,6 +80,11 @@ class Router:
         Raises ``ConfigError`` if what was found clashes with the config, ``OSError`` if it cannot listen.
         """
         await self.discovery.start(self._written.discovery)
+        self._united(self._written, self.discovery.running)
+        if self._refusals:
+            await self.discovery.stop()
+            clashes = "; ".join(sorted(self._refusals))
+            raise ConfigError(f"{clashes}. Take one of them out, or name it otherwise")
         await self.admin.start()
         await self.prober.start()
         await self.kv_events.start()  # the prober has asked for block sizes by now
@@ -173,11 +180,8 @@ class Router:
 
     async def _first_found(self) -> None:
         """What was found by now joins, and is probed once, before the first request comes."""
+        self._may_join = True
         probed = self._replicas_changed()
-        if self._refusals:
-            raise ConfigError(
-                f"{'; '.join(sorted(self._refusals))}. Take one of them out, or name it otherwise"
-            )
         if probed:
             await asyncio.wait(probed, timeout=self.config.health.timeout_s + 1.0)
 
@@ -192,6 +196,8 @@ class Router:
 
         The futures are done when the new ones were probed once.
         """
+        if not self._may_join:
+            return []  # ``_first_found`` looks at them
         config = self._united(self._written, self.discovery.running)
         require_changeable(self.config, config)
         require_events_extra(config)

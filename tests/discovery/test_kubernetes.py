@@ -1,5 +1,6 @@
 """Replicas from a Kubernetes API server: list, watch, bookmarks, 410, expired tokens, broken connections."""
 
+import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from router.config import ConfigError
+from router.discovery import kubernetes_api
 from router.discovery.discovery import make_source
 from router.discovery.endpoints import PortUnknown, ready_pod
 from router.discovery_config import KubernetesDiscovery
@@ -16,6 +18,7 @@ from tests.fakes.proxy_rig import until
 from tests.fakes.router_rig import RouterRig
 
 HOST = "127.0.0.1"
+TLS = Path(__file__).parent.parent / "fakes" / "tls"
 
 
 def with_api(
@@ -132,6 +135,36 @@ def test_the_list_is_read_again_every_now_and_then(tmp_path: Path) -> None:
         assert rig.router.discovery.report()[0].failure is None
 
     with_api(scenario, tmp_path, service="vllm", resync_s=0.2)
+
+
+def test_inside_a_cluster_nothing_but_the_service_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text("first")
+    (tmp_path / "namespace").write_text("prod\n")
+    (tmp_path / "ca.crt").write_bytes((TLS / "rsa_cert.pem").read_bytes())
+    monkeypatch.setattr(kubernetes_api, "ACCOUNT", tmp_path)
+
+    async def scenario(rig: RouterRig) -> None:
+        api = FakeKubernetes()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(TLS / "cert.pem", TLS / "key.pem")
+        await api.start(context)
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", HOST)
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(api.port))
+        try:
+            api.objects["a"] = slice_of(rig, 1)
+            await rig.reload(rig.entry(0), discovery={"kind": "kubernetes", "service": "vllm"})
+            await until(
+                lambda: "CERTIFICATE_VERIFY_FAILED" in (rig.router.discovery.report()[0].failure or "")
+            )
+            assert names(rig) == {"r0"}
+            (tmp_path / "ca.crt").write_bytes((TLS / "cert.pem").read_bytes())
+            await until_there_are(rig, "r0", "vllm-1")
+        finally:
+            await api.stop()
+
+    run(scenario)
 
 
 def test_outside_of_a_cluster_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from contextlib import suppress
 from typing import Any
 
@@ -23,20 +24,22 @@ class FakeKubernetes:
         """The version from which each watch began."""
         self.refused = 0
         self.url = ""
+        self.port = 0
         self._log: list[tuple[int, str, dict[str, Any]]] = []
         self._changed = asyncio.Condition()
         self._open: set[asyncio.Task[Any]] = set()
         self._runner: web.AppRunner | None = None
 
-    async def start(self) -> None:
-        """Listen."""
+    async def start(self, tls: ssl.SSLContext | None = None) -> None:
+        """Listen, with TLS if that is given."""
         app = web.Application()
         app.router.add_get("/api/v1/namespaces/prod/pods", self._answer)
         app.router.add_get("/apis/discovery.k8s.io/v1/namespaces/prod/endpointslices", self._answer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.0)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        await web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=tls).start()
+        self.port = self._runner.addresses[0][1]
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self.port}"
 
     async def stop(self) -> None:
         """Close the port and every watch."""
