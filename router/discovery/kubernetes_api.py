@@ -69,7 +69,7 @@ class ObjectList:
     ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """What happened since ``version``: ADDED, MODIFIED, DELETED or BOOKMARK, and the object.
 
-        Ends when the server ends it. Raises ``GoneError``, ``ApiError``, ``aiohttp.ClientError``.
+        Ends when server or network end it. Raises ``GoneError``, ``ApiError``, ``aiohttp.ClientError``.
         """
         params = {
             "labelSelector": self._selector,
@@ -87,7 +87,7 @@ class ObjectList:
             allow_redirects=False,
         ) as answer:
             await self._require_ok(answer)
-            while line := await answer.content.readline():
+            while line := await _line(answer):
                 event = orjson.loads(line)
                 kind, found = event["type"], event["object"]
                 if kind == "ERROR":
@@ -114,6 +114,14 @@ class ObjectList:
             resource = self._path.rpartition("/")[2]
             raise ApiError(f"{what}: the service account needs a Role with get, list and watch on {resource}")
         raise ApiError(what)
+
+
+async def _line(answer: aiohttp.ClientResponse) -> bytes:
+    """The next line of a watch; empty at its end, and where it broke: a new watch tells the rest."""
+    try:
+        return await answer.content.readline()
+    except (aiohttp.ClientPayloadError, aiohttp.ClientConnectionError):
+        return b""
 
 
 def _own_cluster(config: KubernetesDiscovery) -> str:

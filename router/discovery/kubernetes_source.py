@@ -61,21 +61,15 @@ class KubernetesSource:
     ) -> str:
         """Watch from ``version`` on; where to go on when the server, or the network, has ended it."""
         began = version
-        try:
-            async for kind, one in self._list.changes(session, version):
-                self._failures = 0
-                version = one["metadata"]["resourceVersion"]
-                if kind == "DELETED":
-                    self._objects.pop(one["metadata"]["name"], None)
-                elif kind in ("ADDED", "MODIFIED"):
-                    self._objects[one["metadata"]["name"]] = one
-                if kind != "BOOKMARK":
-                    self._tell(found, status)
-        except aiohttp.ClientError:
-            if version == began:
-                raise
-            return version
-        self._failures = 0
+        async for kind, one in self._list.changes(session, version):
+            self._failures = 0
+            version = one["metadata"]["resourceVersion"]
+            if kind == "DELETED":
+                self._objects.pop(one["metadata"]["name"], None)
+            elif kind in ("ADDED", "MODIFIED"):
+                self._objects[one["metadata"]["name"]] = one
+            if kind != "BOOKMARK":
+                self._tell(found, status)
         if version == began:
             await asyncio.sleep(_QUIET_S)
         return version

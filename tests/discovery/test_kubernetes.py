@@ -78,7 +78,9 @@ def test_pods_by_label(tmp_path: Path) -> None:
     with_api(scenario, tmp_path, pods="app=llm", port="http")
 
 
-def test_a_broken_watch_goes_on_where_it_was_and_after_410_the_list_is_read(tmp_path: Path) -> None:
+def test_a_broken_watch_goes_on_where_it_was_and_after_410_the_list_is_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario(rig: RouterRig, api: FakeKubernetes) -> None:
         await api.put("a", slice_of(rig, 1))
         await until_there_are(rig, "r0", "vllm-1")
@@ -99,6 +101,7 @@ def test_a_broken_watch_goes_on_where_it_was_and_after_410_the_list_is_read(tmp_
             await api.send({"type": "ERROR", "object": {"code": 410, "message": "too old"}})
             await until(lambda: len(api.lists) == 3 and api.watches[-1] == str(api.version))
             assert names(rig) == {"r0", "vllm-1", "vllm-2"}
+        assert not [one for one in caplog.records if one.name == "warmroute.discovery"]  # all as it should be
 
     def _seen(rig: RouterRig, api: FakeKubernetes) -> bool:
         (running,) = rig.router.discovery.running
