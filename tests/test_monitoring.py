@@ -73,7 +73,6 @@ def _exposed() -> dict[str, set[str]]:
         others=[{"url": f"http://{nobody}", "name": "k", "kv_events": f"tcp://{nobody}"}],
         discovery=[{"kind": "file", "path": "/nowhere.yaml"}],
         state={"kind": "redis", "url": f"redis://{nobody}"},  # its metrics are there, reached or not
-        discovery={"kind": "file", "path": "/nowhere"},
     )
     return found
 
