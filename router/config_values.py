@@ -89,9 +89,10 @@ def masked_url(value: str) -> str:
     return _CREDENTIALS.sub("//**********@", value)
 
 
-def _one_or_several(value: Any) -> Any:
+def one_or_several(value: Any) -> Any:
+    """A list of one, where one was written without a list."""
     return [value] if isinstance(value, str | dict) else value
 
 
 Secret = Annotated[SecretStr, BeforeValidator(_secret)]
-Secrets = Annotated[tuple[Secret, ...], BeforeValidator(_one_or_several)]
+Secrets = Annotated[tuple[Secret, ...], BeforeValidator(one_or_several)]

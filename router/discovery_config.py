@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from router.config_values import Address, Section
+from router.config_values import Address, Section, one_or_several
 from router.replica_config import KvEventsConfig, ReplicaConfig, ReplicaTraits
 
 Port = Annotated[int, Field(ge=1, le=65_535)]
@@ -147,11 +147,7 @@ _ByKind = Annotated[
 ]
 
 
-def _one_or_several(value: Any) -> Any:
-    return [value] if isinstance(value, dict) else value
-
-
-DiscoveryConfigs = Annotated[tuple[_ByKind, ...], BeforeValidator(_one_or_several)]
+DiscoveryConfigs = Annotated[tuple[_ByKind, ...], BeforeValidator(one_or_several)]
 
 
 class AdminReplicasConfig(Section):

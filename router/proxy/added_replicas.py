@@ -69,7 +69,7 @@ class AddedReplicas:
             status = web.HTTPForbidden if isinstance(error, NotAllowed) else web.HTTPBadRequest
             raise status(text=str(error)) from None
         audit.info("from %s: replica %s (%s) added", request.remote, replica.name, replica.url)
-        return _json({"replica": replica.name, "url": replica.url, "added": True})
+        return web.json_response({"replica": replica.name, "url": replica.url, "added": True})
 
     async def _remove(self, request: web.Request) -> web.Response:
         self._require_on()
@@ -89,7 +89,7 @@ class AddedReplicas:
             self._added[name] = removed
             raise web.HTTPBadRequest(text=str(error)) from None
         audit.info("from %s: replica %s removed", request.remote, name)
-        return _json({"replica": name, "added": False})
+        return web.json_response({"replica": name, "added": False})
 
     def _require_on(self) -> None:
         if self._allowed is None:
@@ -142,7 +142,3 @@ def _read(body: bytes) -> ReplicaConfig:
         return ReplicaConfig.model_validate(data)
     except ValidationError as error:
         raise ConfigError(describe(error, "body")) from None
-
-
-def _json(value: Any) -> web.Response:
-    return web.Response(body=orjson.dumps(value), headers={"content-type": "application/json"})

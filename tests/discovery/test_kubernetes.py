@@ -34,7 +34,7 @@ def with_api(
         source = {"kind": "kubernetes", "namespace": "prod", "api": api.url, "token_file": str(token)}
         try:
             await rig.reload(rig.entry(0), discovery=[source | settings])
-            await until(lambda: api.open_watches == 1)
+            await until(lambda: api.open_watches >= 1)
             await scenario(rig, api)
         finally:
             await api.stop()
@@ -90,7 +90,7 @@ def test_a_broken_watch_goes_on_where_it_was_and_after_410_the_list_is_read(
         async with traffic(rig):
             await until(lambda: _seen(rig, api))
             api.cut_watches()
-            await until(lambda: api.watches[-1] == at and api.open_watches == 1)
+            await until(lambda: api.watches[-1] == at and api.open_watches >= 1)
             assert len(api.lists) == 1
             api.objects["b"] = slice_of(rig, 2)  # while nobody watches
             api.version += 5

@@ -78,7 +78,7 @@ class FakeKubernetes:
 
     @property
     def open_watches(self) -> int:
-        """Under way now."""
+        """Under way now, those included whose client left: that is noticed at the next event."""
         return len(self._open)
 
     def _stamped(self, name: str) -> dict[str, Any]:
