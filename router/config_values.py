@@ -18,7 +18,7 @@ _TOKEN = re.compile(r"[\x21-\x7e]+")
 class Section(BaseModel):
     """A mapping of keys: unknown ones are errors, nothing changes once it is read."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod

@@ -1,5 +1,6 @@
 """The admin port: metrics, dashboard, fleet, explain, drain, replicas, reload. Loopback by default."""
 
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
@@ -27,6 +28,8 @@ from router.routing.fleet import Fleet
 from router.routing.prompt_blocks import read_prompt
 from router.routing.replica_state import ReplicaState
 from router.state.shared_state import StateReport
+
+log = logging.getLogger("warmroute")
 
 BODY_BYTES = 64 * 1024 * 1024
 
@@ -154,6 +157,7 @@ class Admin:
         for replica in self._fleet.replicas.staying:
             if replica.name == name:
                 self._fleet.drained(replica.index, self._clock(), on=on)
+                log.info("replica %s %s by an operator", name, "is drained" if on else "takes work again")
                 return _json({"replica": name, "draining": on, "in_flight": replica.in_flight})
         names = ", ".join(replica.name for replica in self._fleet.replicas.staying)
         raise web.HTTPNotFound(text=f"no replica is named {name!r}; there are: {names}")

@@ -6,6 +6,7 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import uvloop
 
@@ -137,8 +138,9 @@ class Router:
                 raise ConfigError("this router was started without a config file; there is nothing to reload")
             config = self._load()
             self._apply(config)
-        except ConfigError:
+        except ConfigError as error:
             self.counters.failed_reloads += 1
+            log.warning("config not reloaded, the old one stays: %s", error)
             raise
         self.counters.reloads += 1
         log.info("config reloaded: policy %s, %d replicas", config.policy.kind, len(config.replicas))
@@ -251,10 +253,8 @@ async def _serve(config: RouterConfig, load: Callable[[], RouterConfig] | None) 
         stop.set()
 
     async def reload() -> None:
-        try:
+        with suppress(ConfigError):  # the log has it
             await router.reload()
-        except ConfigError as error:
-            log.error("config not reloaded, the old one stays: %s", error)
 
     def on_hup() -> None:
         task = asyncio.create_task(reload(), name="reload")

@@ -107,7 +107,7 @@ class CacheBeliefs:
         if self._use_index:
             if prompt.chains is not None:
                 return self.exact.sent(replica, prompt.chains, matched_tokens)
-            if prompt.keys:
+            if prompt.keys and prompt.units <= self.text.capacity(replica):  # else it cannot be held
                 self.text.insert(replica, prompt.keys)
         return None
 

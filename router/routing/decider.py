@@ -85,7 +85,8 @@ class Decider:
 
         Raises ``NoReplica``.
         """
-        candidates = self._replicas.candidates(prompt.model, ()).replicas
+        found = self._replicas.candidates(prompt.model, ())
+        candidates = found.replicas
         levels = self._caches.levels(prompt)
         request = self._request(prompt, now, session, levels)
         if levels:
@@ -93,9 +94,12 @@ class Decider:
         rule = self.rule(policy)
         assessments = rule.assess(request, candidates)
         if len(candidates) == 1:
-            return _only(request, candidates[0]), assessments, request
-        # A copy decides: asking must not advance a turn or a random generator.
-        return rule.copy().choose(request, candidates), assessments, request
+            decision = _only(request, candidates[0])
+        else:  # a copy decides: asking must not advance a turn or a random generator
+            decision = rule.copy().choose(request, candidates)
+        if found.panic:
+            decision = decision._replace(reason=Reason.PANIC)
+        return decision, assessments, request
 
     def _request(
         self, prompt: Prompt, now: float, session: str | None, levels: list[tuple[int, int]]

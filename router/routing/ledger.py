@@ -25,13 +25,16 @@ class AsPredicted:
 class Booking:
     """One request's reservation. Owned by the ledger that made it."""
 
-    __slots__ = ("expected_output_tokens", "new_tokens", "prior_s", "state")
+    __slots__ = ("booked_at", "expected_output_tokens", "new_tokens", "prior_s", "state")
 
     QUEUED: Final = 0
     DECODING: Final = 1
     RELEASED: Final = 2
 
-    def __init__(self, prior_s: float, new_tokens: int, expected_output_tokens: int) -> None:
+    def __init__(
+        self, prior_s: float, new_tokens: int, expected_output_tokens: int, booked_at: float
+    ) -> None:
+        self.booked_at = booked_at
         self.prior_s = prior_s
         """Predicted prefill over the factor it was predicted with: repriced as the factor is learned."""
         self.new_tokens = new_tokens
@@ -93,7 +96,7 @@ class Ledger:
     def book(self, prefill_s: float, new_tokens: int, expected_output_tokens: int, now: float) -> Booking:
         """Reserve ``prefill_s`` seconds from ``now`` for a request that is being sent."""
         prior_s = prefill_s / self._speed.prefill_factor
-        booking = Booking(prior_s, new_tokens, expected_output_tokens)
+        booking = Booking(prior_s, new_tokens, expected_output_tokens, now)
         if not self.queued:
             self._since = now
         self._prior_s += prior_s
@@ -113,6 +116,23 @@ class Ledger:
         self.decoding += 1
         self.outstanding_tokens -= booking.new_tokens
         self._leave_queue(booking, now)
+
+    def take_back(self, booking: Booking, now: float) -> None:
+        """The request ends before its first token: what was not worked off of its prefill was no load.
+
+        >>> ledger = Ledger()
+        >>> booking = ledger.book(prefill_s=30.0, new_tokens=400_000, expected_output_tokens=1, now=0.0)
+        >>> ledger.load, ledger.take_back(booking, now=0.0), ledger.load
+        (0.5, None, 0.0)
+        """
+        if booking.state != Booking.QUEUED:
+            return
+        age_s = now - booking.booked_at
+        left_s = booking.prior_s * self._speed.prefill_factor - age_s
+        if left_s > 0.0:
+            fresh = left_s / UTILIZATION_WINDOW_S * exp(-age_s / UTILIZATION_WINDOW_S)
+            self._utilization = max(0.0, self._utilization - fresh)
+            self.utilization(now)
 
     def release(self, booking: Booking, now: float) -> bool:
         """The request is over, however it ended. True the first time, False after."""

@@ -122,6 +122,8 @@ class ReplicaState:
     def over(self, booking: Booking, matched_tokens: int, now: float, *, learn: bool) -> bool:
         """It ended. True if that was before its first token; ``learn``: its prefill took no longer."""
         was_queued = booking.state == Booking.QUEUED
+        if not learn:
+            self.ledger.take_back(booking, now)
         self.ledger.release(booking, now)
         if was_queued:
             self._prefill_over(booking, matched_tokens, now, learn=learn)

@@ -239,3 +239,14 @@ def test_every_key_is_documented_with_its_default() -> None:
             assert float(documented[key]) == value, key
         elif isinstance(value, str) and not key.endswith((".url", ".cert", ".path", ".srv", ".service")):
             assert documented[key] == value, key
+
+
+@pytest.mark.parametrize("number", [".inf", "-.inf", ".nan"])
+@pytest.mark.parametrize(
+    "keys", ["slo: {{ttft_ms: {}}}", "cost: {{prefill_us_per_token: {}}}", "hold: {{max_wait_s: {}}}"]
+)
+def test_numbers_are_finite(keys: str, number: str, tmp_path: Path) -> None:
+    file = tmp_path / "router.yaml"
+    file.write_text("replicas: [{url: http://h:1}]\n" + keys.format(number) + "\n")
+    with pytest.raises(ConfigError, match="finite"):
+        load_config(file)

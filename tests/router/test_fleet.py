@@ -288,8 +288,49 @@ def test_models_part_the_fleet() -> None:
 def test_capacity_bounds_what_is_believed() -> None:
     fleet = make_fleet(1)
     fleet.load_reported(0, LoadReport(capacity_tokens=10 * BLOCK), 0.0)
-    send(fleet, prompt(*range(30)), 0.0)
-    assert fleet.index.held(0) == 10 * BLOCK
+    for number in range(10):
+        send(fleet, prompt(*range(10 * number, 10 * number + 4)), 0.0)
+    assert 8 * BLOCK <= fleet.index.held(0) <= 10 * BLOCK
+
+
+def test_a_refused_prompt_leaves_neither_load_nor_a_hole_in_the_index() -> None:
+    """Too long for the context and refused at once: nothing was computed, nothing evicted for it."""
+    fleet = make_fleet(2)
+    fleet.load_reported(0, LoadReport(capacity_tokens=2_000 * BLOCK), 0.0)
+    fleet.load_reported(1, LoadReport(capacity_tokens=2_000 * BLOCK), 0.0)
+    known = send(fleet, prompt(*range(40)), 0.0)
+    fleet.first_token(known, 0.1)
+    fleet.finished(known, 0.2, Usage(643, 5, 0))
+    home = known.replica
+    loads = [replica.ledger.load for replica in fleet.replicas]
+    for number in range(3):
+        asked = prompt(*range(10_000 * number + 1_000, 10_000 * number + 21_000))
+        refused = fleet.sent(asked, fleet.decide(asked, 1.0)._replace(replica=home.index), 1.0)
+        assert home.ledger.load > 0.05
+        fleet.refused(refused, 1.01)
+    assert [replica.ledger.load for replica in fleet.replicas] == pytest.approx(loads, abs=5e-3)
+    assert fleet.decide(prompt(*range(40), 50), 1.1).reason is Reason.WARM
+
+
+def test_idle_replicas_that_are_alike_share_cold_requests() -> None:
+    """One at a time, for ever: what was learned of each differs by a few percent."""
+    fleet = make_fleet(4)
+    counts = [0, 0, 0, 0]
+    for number in range(400):
+        flight = send(fleet, prompt(*range(100 * number, 100 * number + 30)), float(number))
+        replica = flight.replica.index
+        counts[replica] += 1
+        fleet.first_token(flight, number + 0.030 + 0.0003 * replica)
+        fleet.finished(flight, number + 0.5, Usage(483, 10, 0))
+    assert min(counts) > 60
+
+
+def test_explaining_says_that_all_replicas_are_out() -> None:
+    fleet = make_fleet(2)
+    for replica in (0, 1):
+        fleet.probe_failed(replica, 1.0, refused=True)
+    assert fleet.explain(prompt(1), 1.0)[0].reason is Reason.PANIC
+    assert fleet.decide(prompt(1), 1.0).reason is Reason.PANIC
 
 
 def test_capacity_follows_what_a_byte_is_learned_to_be() -> None:
