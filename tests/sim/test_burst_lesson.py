@@ -5,6 +5,7 @@ import json
 import pytest
 
 import warmroute
+from router.routing.policies.predicted_finish import IDLE_ALIKE
 from sim.lesson.burst import BLIND, BOTH, LATE, VARIANTS, WELL, Row, Run, Variant, row_of, run_burst
 from sim.lesson.burst_report import explained
 from sim.lesson.burst_trace import BURST_FROM_S, CAPACITY_TOKENS, make_burst
@@ -74,13 +75,13 @@ def test_the_moments_are_the_burst(runs: dict[Variant, list[Run]]) -> None:
 
 
 def test_every_decision_follows_from_its_numbers(runs: dict[Variant, list[Run]]) -> None:
-    """What was decided had the least total of what was seen; what is right, of what is."""
+    """What was decided had the least total of what was seen, but for idle ties; what is right, of what is."""
     for switches in (WELL, BLIND, LATE, BOTH):
         for run in runs[Variant("predicted_finish", switches)]:
             for moment in run.moments:
                 for rows, replica in ((moment.seen, moment.decided), (moment.right, moment.rightly)):
                     totals = {row.replica: row.total_s for row in rows}
-                    assert totals[replica] == min(totals.values())
+                    assert totals[replica] <= IDLE_ALIKE * min(totals.values())
                     for row in rows:
                         assert row.total_s == pytest.approx(row.wait_s + row.prefill_s + row.imposed_s)
 
