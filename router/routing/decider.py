@@ -7,6 +7,7 @@ from router.routing.decision import Assessment, Decision, Reason
 from router.routing.hot_prefixes import HotPrefixes
 from router.routing.journal import Journal
 from router.routing.ledger import UTILIZATION_REFRESH_S
+from router.routing.policies.own_delay import decide_by_load
 from router.routing.prompt_blocks import Prompt
 from router.routing.replica_state import ReplicaState
 from router.routing.roster import Roster
@@ -145,14 +146,4 @@ class Decider:
 
 def _only(request: RoutingRequest, candidate: ReplicaState) -> Decision:
     """There is nothing to choose."""
-    matched = request.matched_tokens[candidate.index]
-    prefill = candidate.cost.prefill_s(request.prompt_tokens - matched, matched)
-    cold = candidate.cost.prefill_s(request.prompt_tokens, 0) if matched else prefill
-    return Decision(
-        candidate.index,
-        Reason.ONLY,
-        matched,
-        candidate.ledger.backlog_s(request.now),
-        prefill,
-        cold - prefill,
-    )
+    return decide_by_load(request, candidate)._replace(reason=Reason.ONLY)
