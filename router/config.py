@@ -10,7 +10,15 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from router.config_values import SECRET_KEYS, Address, Secret, Secrets, Section, masked_url
+from router.config_values import (
+    SECRET_KEYS,
+    Address,
+    HostName,
+    Secret,
+    Secrets,
+    Section,
+    masked_url,
+)
 from router.cost_config import CostConfig
 from router.discovery_config import AdminReplicasConfig, DiscoveryConfigs
 from router.replica_config import ReplicaConfig
@@ -194,6 +202,8 @@ class LogConfig(Section):
     """Log lines on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["console", "json"] = "console"
+    """``json``: one object per line, for machines."""
     requests: RequestLogConfig | None = None
 
 
@@ -202,6 +212,10 @@ class RouterConfig(Section):
 
     listen: Address = "127.0.0.1:8080"
     admin: Address = "127.0.0.1:8081"
+    admin_hosts: tuple[HostName, ...] = ()
+    """Domain names by which browsers reach an admin port that has no keys."""
+    readiness: Literal["replica", "router"] = "replica"
+    """``replica``: ready while a replica is usable. ``router``: since the first one was, until it stops."""
     keys: KeysConfig = KeysConfig()
     tls: TlsConfig | None = None
     replicas: tuple[ReplicaConfig, ...] = ()

@@ -12,6 +12,7 @@ SECRET_KEYS = frozenset({"api_key", "keys", "password"})
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _CREDENTIALS = re.compile(r"//.*@")
+_HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9])?")
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
@@ -46,6 +47,15 @@ def _is_address(value: object) -> str:
 
 
 Address = Annotated[str, BeforeValidator(_is_address)]
+
+
+def _is_host_name(value: object) -> str:
+    if not isinstance(value, str) or not _HOST_NAME.fullmatch(value.lower()):
+        raise ValueError("expected a host name, without port and without *")
+    return value.lower()
+
+
+HostName = Annotated[str, BeforeValidator(_is_host_name)]
 
 
 def _secret(value: object) -> SecretStr:

@@ -13,6 +13,7 @@ from aiohttp import web
 from router.config import ConfigError, RouterConfig
 from router.discovery.discovery import SourceReport
 from router.proxy.added_replicas import AddedReplicas
+from router.proxy.admin_guard import foreign_page
 from router.proxy.cache_report import cache_state
 from router.proxy.counters import Counters
 from router.proxy.dashboard import PATH as DASHBOARD
@@ -70,7 +71,7 @@ class Admin:
 
     async def start(self) -> None:
         """Listen on ``config.admin``; ``address`` tells where."""
-        app = web.Application(client_max_size=BODY_BYTES, middlewares=[_errors_as_json, self._keys_only])
+        app = web.Application(client_max_size=BODY_BYTES, middlewares=[_errors_as_json, self._guarded])
         add_dashboard(app)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/fleet", self._fleet_state)
@@ -102,10 +103,17 @@ class Admin:
             await self._runner.cleanup()
 
     @web.middleware
-    async def _keys_only(
+    async def _guarded(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        if request.path not in ("/health", DASHBOARD):
+        """With a key, or without keys from no foreign page. What holds no data is for everybody."""
+        if request.path in ("/health", DASHBOARD):
+            return await handler(request)
+        if not self._keys:
+            why = foreign_page(request.headers, self.config.admin_hosts, self.config.admin)
+            if why is not None:
+                raise web.HTTPForbidden(text=why)
+        else:
             given = request.headers.getall("authorization", [])
             refusal = self._keys.refusal(", ".join(given).encode() if given else None)
             if refusal is not None:

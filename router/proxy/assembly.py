@@ -14,6 +14,7 @@ from router.compiled import is_compiled
 from router.config import ConfigError, RouterConfig
 from router.discovery.discovery import Discovery, Running
 from router.discovery.union import united
+from router.log_lines import start_log, use_log_config
 from router.proxy.added_replicas import AddedReplicas
 from router.proxy.admin import Admin
 from router.proxy.config_change import replica_changes, require_changeable
@@ -144,7 +145,7 @@ class Router:
             raise
         self.counters.reloads += 1
         log.info("config reloaded: policy %s, %d replicas", config.policy.kind, len(config.replicas))
-        logging.getLogger().setLevel(config.log.level.upper())
+        use_log_config(config.log)
         return config
 
     def _apply(self, written: RouterConfig) -> None:
@@ -280,9 +281,5 @@ async def _serve(config: RouterConfig, load: Callable[[], RouterConfig] | None) 
 
 def run(config: RouterConfig, load: Callable[[], RouterConfig] | None = None) -> int:
     """Run a router until SIGTERM or SIGINT; the process's exit code."""
-    logging.basicConfig(
-        level=config.log.level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    start_log(config.log)
     return uvloop.run(_serve(config, load))

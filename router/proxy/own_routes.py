@@ -55,14 +55,17 @@ def own_answer(service: Service, head: RequestHead, request_id: bytes, *, keep_a
 
 def readiness(service: Service) -> tuple[int, bytes]:
     """Status and body: whether this router should get requests, and if not, why."""
-    if service.fleet.ready and not service.shutting_down:
-        return 200, b'{"status":"ready"}'
     if service.shutting_down:
-        reason = "stopping"
-    elif not service.fleet.replicas:
+        return 503, orjson.dumps({"status": "not ready", "reason": "stopping"})
+    if service.fleet.ready:
+        service.was_ready = True
+        return 200, b'{"status":"ready"}'
+    if not service.fleet.replicas:
         reason = "no replicas: none configured, found or added yet"
     else:
         reason = "no usable replica"
+    if service.was_ready and service.settings.ready_without_replicas:
+        return 200, orjson.dumps({"status": "ready", "reason": f"{reason}; this router says so itself"})
     return 503, orjson.dumps({"status": "not ready", "reason": reason})
 
 

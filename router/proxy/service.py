@@ -42,6 +42,7 @@ class Service:
         "request_log",
         "settings",
         "shutting_down",
+        "was_ready",
     )
 
     def __init__(
@@ -55,6 +56,8 @@ class Service:
         self.budget: RetryBudget
         self._retries: RetrySettings | None = None
         self.shutting_down = False
+        self.was_ready = False
+        """A replica was usable when somebody asked for ``/readiness``."""
         self.hold_began: Callable[[], None] = lambda: None
         """Called when a request begins to wait in the router."""
         self.replica_left: Callable[[ReplicaState], None] = lambda replica: None

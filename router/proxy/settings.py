@@ -30,6 +30,8 @@ class ProxySettings:
     keys: KeyRing
     """Of those who may use the public port."""
     client_control_fields: frozenset[str]
+    ready_without_replicas: bool
+    """``/readiness`` stays as it is while no replica is usable."""
 
     @property
     def sweep_s(self) -> float:
@@ -72,4 +74,5 @@ def proxy_settings(config: RouterConfig) -> ProxySettings:
         forward_client_key=config.forward_client_key,
         keys=public_keys(config.keys),
         client_control_fields=frozenset(config.client_control_fields),
+        ready_without_replicas=config.readiness == "router",
     )

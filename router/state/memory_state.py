@@ -129,9 +129,10 @@ def _chunks(data: bytes) -> Iterator[bytes]:
 
 
 def _replace(file: Path, data: bytes) -> None:
+    """Readable by the router's user alone: who reads it can test guesses of prompts against its keys."""
     part = file.with_name(f"{file.name}.{os.getpid()}.part")
     try:
-        with part.open("wb") as out:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
             out.write(data)
             out.flush()
             os.fsync(out.fileno())

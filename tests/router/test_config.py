@@ -54,6 +54,9 @@ def test_every_policy_can_be_configured(kind: str) -> None:
         ({"replicas": TWO, "admin": None}, "HOST:PORT"),
         ({"replicas": TWO, "listen": "127.0.0.1:8081"}, "different"),
         ({"replicas": TWO, "timeouts": {"connect": 3}}, "timeouts.connect"),
+        ({"replicas": TWO, "readiness": "process"}, "'replica' or 'router'"),
+        ({"replicas": TWO, "admin_hosts": ["ops.example.org:443"]}, "admin_hosts.0: expected a host name"),
+        ({"replicas": TWO, "admin_hosts": ["*.example.org"]}, "without *"),
         ([], "mapping"),
     ],
 )

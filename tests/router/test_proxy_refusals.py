@@ -315,6 +315,28 @@ def test_health_readiness_and_models() -> None:
     with_rig(scenario, replicas=2, model="m")
 
 
+def test_readiness_router_stays_when_no_replica_is_left_and_goes_when_it_stops() -> None:
+    """Else a fleet that is down takes all its routers out of their service, and clients get no answer."""
+
+    async def scenario(rig: Rig) -> None:
+        async def ready() -> tuple[int, str | None]:
+            answer = await rig.ask(b"", "/readiness", method="GET")
+            return answer.status, answer.json().get("reason")
+
+        rig.fleet.probe_failed(0, 1.0, refused=True)
+        status, reason = await ready()  # no replica was usable yet when it was asked
+        assert (status, reason) == (503, "no usable replica")
+        rig.fleet.probe_succeeded(0, 10.0)
+        assert await ready() == (200, None)
+        rig.fleet.probe_failed(0, 11.0, refused=True)
+        status, reason = await ready()
+        assert status == 200 and reason is not None and reason.startswith("no usable replica")
+        rig.plane.begin_shutdown()
+        assert await ready() == (503, "stopping")
+
+    with_rig(scenario, replicas=1, readiness="router")
+
+
 def test_B138_errors_have_the_openai_shape() -> None:
     """Every error of the router's that a request can meet; ``RawAnswer.error`` checks the shape."""
 

@@ -125,3 +125,10 @@ def test_the_least_recently_used_is_forgotten_first_as_before(tmp_path: Path) ->
         await two.state.stop()
 
     asyncio.run(main())
+
+
+def test_it_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
+    file = tmp_path / "state"
+    file.touch(0o644)
+    written(file)
+    assert file.stat().st_mode & 0o777 == 0o600
