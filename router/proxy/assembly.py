@@ -27,6 +27,7 @@ from router.proxy.prompt_reader import make_prompt_reader
 from router.proxy.replica_access import replica_accesses
 from router.proxy.replica_set import ReplicaSet
 from router.proxy.request_log import RequestLog
+from router.proxy.request_path import MakeRequestPath
 from router.proxy.tls import PublicTls, server_context
 from router.state.shared_state import Callbacks, make_state
 
@@ -38,7 +39,13 @@ LOOPBACK = ("127.", "localhost:", "[::1]:", "unix:")
 class Router:
     """One router process: what ``warmroute serve`` runs and tests start in their own loop."""
 
-    def __init__(self, config: RouterConfig, load: Callable[[], RouterConfig] | None = None) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        load: Callable[[], RouterConfig] | None = None,
+        make_path: MakeRequestPath = DataPlane,
+    ) -> None:
+        """``load`` reads the config again; ``make_path`` says how requests come in."""
         self.config = config
         """In force, with the replicas that were found and added."""
         self._written = config
@@ -55,7 +62,7 @@ class Router:
         exact = self.fleet.caches.exact
         self.prompt_reader = make_prompt_reader(config, lambda: exact.namings, self.counters)
         self.kv_events = KvEventFeed(self.fleet, config, self.counters)
-        self.data_plane = DataPlane(self.fleet, config, self.counters, prompt_reader=self.prompt_reader)
+        self.data_plane = make_path(self.fleet, config, self.counters, prompt_reader=self.prompt_reader)
         self.data_plane.service.request_log = self._request_log(config)
         self.prober = Prober(self.fleet, config)
         self.data_plane.service.replica_left = self.prober.unwatch
@@ -241,8 +248,10 @@ class Router:
         self.fleet.reconfigured(policy, selectable, fleet_settings(config))
 
 
-async def _serve(config: RouterConfig, load: Callable[[], RouterConfig] | None) -> int:
-    router = Router(config, load)
+async def _serve(
+    config: RouterConfig, load: Callable[[], RouterConfig] | None, make_path: MakeRequestPath
+) -> int:
+    router = Router(config, load, make_path)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     tasks: set[asyncio.Task[None]] = set()
@@ -279,7 +288,11 @@ async def _serve(config: RouterConfig, load: Callable[[], RouterConfig] | None) 
     return 0
 
 
-def run(config: RouterConfig, load: Callable[[], RouterConfig] | None = None) -> int:
+def run(
+    config: RouterConfig,
+    load: Callable[[], RouterConfig] | None = None,
+    make_path: MakeRequestPath = DataPlane,
+) -> int:
     """Run a router until SIGTERM or SIGINT; the process's exit code."""
     start_log(config.log)
-    return uvloop.run(_serve(config, load))
+    return uvloop.run(_serve(config, load, make_path))

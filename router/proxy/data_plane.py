@@ -12,6 +12,7 @@ from collections.abc import Callable
 from router.config import RouterConfig
 from router.proxy.client_connection import ClientConnection
 from router.proxy.counters import Counters
+from router.proxy.hold_clock import HoldClock
 from router.proxy.prompt_reader import PromptReader
 from router.proxy.service import Service
 from router.routing.fleet import Fleet
@@ -20,7 +21,6 @@ logger = logging.getLogger("warmroute.proxy")
 
 BACKLOG = 4096
 STOP_POLL_S = 0.02
-HOLD_TICK_S = 0.01
 SWEEP_AT_ONCE = 256
 SWEEP_PAUSE_S = 0.002
 """Thousands of clients are swept in pieces, with the loop's other work in between."""
@@ -49,8 +49,7 @@ class DataPlane:
         self._clients: set[ClientConnection] = set()
         self._sweeping: asyncio.TimerHandle | None = None
         self._to_sweep: list[ClientConnection] = []
-        self._ticking: asyncio.TimerHandle | None = None
-        self.service.hold_began = self._tick_later
+        self._hold_clock = HoldClock(self.service)
         self.address = config.listen
         """Where it really listens: HOST:PORT or unix:/path."""
 
@@ -105,9 +104,9 @@ class DataPlane:
         for pool in self.service.pools():
             pool.abort()
         await self._gone_within(LAST_FLUSH_S, self._replica_connections)
-        for timer in (self._sweeping, self._ticking):
-            if timer is not None:
-                timer.cancel()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        self._hold_clock.stop()
         if self._listen.startswith("unix:"):
             _remove_stale_socket(self._listen.removeprefix("unix:"))
 
@@ -150,20 +149,6 @@ class DataPlane:
         self.service.counters.open_client_connections = len(self._clients)
 
     # --- limits ----------------------------------------------------------------------------------
-
-    def _tick_later(self) -> None:
-        """While requests are held, look every few milliseconds whether time alone has made room."""
-        if self._ticking is None:
-            self._ticking = asyncio.get_running_loop().call_later(HOLD_TICK_S, self._tick)
-
-    def _tick(self) -> None:
-        self._ticking = None
-        service = self.service
-        now = service.clock()
-        service.fleet.tick(now)
-        service.send_released(now)
-        if service.fleet.held:
-            self._tick_later()
 
     def _sweep_later(self) -> None:
         loop = asyncio.get_running_loop()

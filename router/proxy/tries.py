@@ -13,7 +13,7 @@ from router.proxy.router_error import CONNECT_TIMEOUT, FIRST_BYTE_TIMEOUT, Route
 from router.proxy.service import Service
 from router.routing.decision import Decision, NoReplica
 from router.routing.in_flight import InFlight
-from router.routing.retry import RETRYABLE, Failure
+from router.routing.retry import RETRYABLE, Failure, failure_of_status
 
 if TYPE_CHECKING:
     from router.proxy.exchange import Exchange
@@ -140,7 +140,7 @@ class Tries:
         True if another replica is tried, and this answer kept until that is known.
         """
         attempt = self.attempt
-        failure = _failure_of(head)
+        failure = failure_of_status(head.status, retry_after=head.retry_after)
         if failure is None:
             attempt.refused(now)
             return False
@@ -169,11 +169,3 @@ class Tries:
         kept, self._kept = self._kept, None
         if kept is not None:
             kept.attempt.drop()
-
-
-def _failure_of(head: ResponseHead) -> Failure | None:
-    """What an error status says about the replica; None: it is well, the request is at fault."""
-    status = head.status
-    if status == 429 or (status == 503 and head.retry_after):
-        return Failure.BUSY
-    return Failure.STATUS_5XX if status in (500, 502, 503, 504) else None

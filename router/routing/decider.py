@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from router.routing.cache_beliefs import CacheBeliefs
-from router.routing.decision import Assessment, Decision, Reason
+from router.routing.decision import Assessment, Decision, NoReplica, Reason
 from router.routing.hot_prefixes import HotPrefixes
 from router.routing.journal import Journal
 from router.routing.ledger import UTILIZATION_REFRESH_S
@@ -59,11 +59,17 @@ class Decider:
         return self.policy if kind is None else self.selectable.get(kind, self.policy)
 
     def decide(
-        self, prompt: Prompt, now: float, tried: Collection[int], session: str | None, policy: str | None
+        self,
+        prompt: Prompt,
+        now: float,
+        tried: Collection[int],
+        session: str | None,
+        policy: str | None,
+        within: Collection[int] | None = None,
     ) -> Decision:
         """Where ``prompt`` goes. Raises ``NoReplica``."""
         rule = self.rule(policy)
-        found = self._replicas.candidates(prompt.model, tried)
+        found = self._replicas.candidates(prompt.model, tried, within)
         levels = self._caches.levels(prompt)
         request = self._request(prompt, now, session, levels)
         if levels and (work_s := self.hot.price(request, prompt, levels)) is not None and not tried:
@@ -78,6 +84,34 @@ class Decider:
         if tried:
             return decision._replace(reason=Reason.RETRY)
         return decision._replace(reason=Reason.PANIC) if found.panic else decision
+
+    def others(
+        self,
+        prompt: Prompt,
+        now: float,
+        chosen: int,
+        count: int,
+        session: str | None,
+        policy: str | None,
+        within: Collection[int] | None,
+    ) -> list[int]:
+        """Up to ``count`` replicas, best first, for ``prompt`` should ``chosen`` not answer."""
+        levels = self._caches.levels(prompt)
+        request = self._request(prompt, now, session, levels)
+        if levels:
+            self.hot.price(request, prompt, levels)
+        rule = self.rule(policy).copy()  # asking must not advance a turn or a random generator
+        taken = [chosen]
+        try:
+            while len(taken) <= count:
+                found = self._replicas.candidates(prompt.model, taken, within)
+                candidates: Sequence[ReplicaState] = found.replicas
+                if len(candidates) > PRICE_ALL_UP_TO and rule.samples:
+                    candidates = self._shortlist.draw(candidates, found.bits, levels)
+                taken.append(rule.choose(request, candidates).replica)
+        except NoReplica:
+            pass
+        return taken[1:]
 
     def explain(
         self, prompt: Prompt, now: float, session: str | None, policy: str | None

@@ -99,13 +99,32 @@ class Fleet:
         tried: Collection[int] = (),
         session: str | None = None,
         policy: str | None = None,
+        within: Collection[int] | None = None,
     ) -> Decision:
         """Where ``prompt`` goes, by the ``selectable`` policy it asks for if it is one.
 
-        Changes nothing but what is counted of arrivals; raises ``NoReplica``.
+        ``within``: only these replicas may have it. Changes nothing but what is counted of arrivals; raises
+        ``NoReplica``.
         """
         self._holding.expect_first_tokens(now)
-        return self._decider.decide(prompt, now, tried, session, policy)
+        return self._decider.decide(prompt, now, tried, session, policy, within)
+
+    def others(
+        self,
+        prompt: Prompt,
+        now: float,
+        *,
+        chosen: int,
+        count: int,
+        session: str | None = None,
+        policy: str | None = None,
+        within: Collection[int] | None = None,
+    ) -> list[int]:
+        """Up to ``count`` more replicas for ``prompt``, best first, should ``chosen`` not answer.
+
+        Changes nothing: whoever sends it there says so (``decide`` among them, then ``sent``).
+        """
+        return self._decider.others(prompt, now, chosen, count, session, policy, within)
 
     def explain(
         self, prompt: Prompt, now: float, *, session: str | None = None, policy: str | None = None
@@ -122,19 +141,22 @@ class Fleet:
         session: str | None = None,
         policy: str | None = None,
         context: object = None,
+        within: Collection[int] | None = None,
     ) -> InFlight | Held:
         """Decide and send, or hold; what another policy chose is not held. Raises ``NoReplica``.
+
+        ``within``: only these replicas may have it.
 
         A ``Held`` appears in ``outbox`` when its turn comes: sent, with its ``flight`` set, or with none when
         no replica is left. Whoever raises events looks there afterwards.
         """
         holding, decider = self._holding, self._decider
         holding.expect_first_tokens(now)
-        decision = decider.decide(prompt, now, (), session, policy)
+        decision = decider.decide(prompt, now, (), session, policy, within)
         if self.settings.hold and decider.rule(policy) is decider.policy:
             replica = self.replicas[decision.replica]
             if not holding.may_send(replica, decision.prefill_s, now):
-                return holding.hold(prompt, decision, now, session, context)
+                return holding.hold(prompt, decision, now, session, context, within)
         return self._dispatch.sent(prompt, decision, now)
 
     def dropped(self, held: Held, now: float) -> None:

@@ -16,6 +16,7 @@ own when they are first. Equals go by router and number, so that all see the sam
 """
 
 from bisect import bisect_right, insort
+from collections.abc import Collection
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ class Held:
         "prompt",
         "router",
         "session",
+        "within",
     )
 
     def __init__(
@@ -71,6 +73,8 @@ class Held:
         self.router = router
         self.number = number
         """In that router's journal, if there is one."""
+        self.within: Collection[int] | None = None
+        """The replicas that may have it; ``None``: any."""
         self.own = own
         """False: another router holds it, which alone may send it."""
         self.flight: InFlight | None = None

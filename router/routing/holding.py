@@ -3,6 +3,8 @@
 A replica is fed while it has nothing without a first token, or little: a tenth of what the SLO allows.
 """
 
+from collections.abc import Collection
+
 from router.routing.cache_beliefs import CacheBeliefs
 from router.routing.decider import Decider
 from router.routing.decision import Decision, NoReplica
@@ -81,12 +83,19 @@ class Holding:
         )
 
     def hold(
-        self, prompt: Prompt, decision: Decision, now: float, session: str | None, context: object
+        self,
+        prompt: Prompt,
+        decision: Decision,
+        now: float,
+        session: str | None,
+        context: object,
+        within: Collection[int] | None = None,
     ) -> Held:
         """The request waits for ``decision.replica``."""
         replica = self._replicas[decision.replica]
         allowed_s = self.slo_ttft_s + replica.cost.prefill_s(self._caches.prompt_tokens(prompt), 0)
         held = Held(prompt, decision, decision.prefill_s, now + DEADLINE_SLOS * allowed_s, session, context)
+        held.within = within
         self._wait(replica, held, now)
         return held
 
@@ -162,7 +171,7 @@ class Holding:
             self._ended(held, withdrawn=True)
             self.expect_first_tokens(now)
             try:
-                held.decision = self._decider.decide(held.prompt, now, (), held.session, None)
+                held.decision = self._decider.decide(held.prompt, now, (), held.session, None, held.within)
             except NoReplica:
                 held.flight = None
                 self.outbox.append(held)

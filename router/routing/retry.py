@@ -37,6 +37,17 @@ RETRYABLE = frozenset(
 )
 
 
+def failure_of_status(status: int, *, retry_after: bool) -> Failure | None:
+    """What an error status says about the replica; ``None``: it is well, the request is at fault.
+
+    >>> failure_of_status(503, retry_after=True), failure_of_status(400, retry_after=False)
+    (<Failure.BUSY: 4>, None)
+    """
+    if status == 429 or (status == 503 and retry_after):
+        return Failure.BUSY
+    return Failure.STATUS_5XX if status in (500, 502, 503, 504) else None
+
+
 @dataclass(frozen=True, slots=True)
 class RetrySettings:
     """How often failures may be tried again."""

@@ -97,16 +97,19 @@ class Roster(Collection[ReplicaState]):
             self._serving = [replica for replica in self if replica.serving]
         return self._serving
 
-    def candidates(self, model: str | None, tried: Collection[int]) -> Candidates:
-        """Who may take a request for ``model``.
+    def candidates(
+        self, model: str | None, tried: Collection[int], within: Collection[int] | None = None
+    ) -> Candidates:
+        """Who may take a request for ``model``; of those whose indexes are in ``within``, if that is given.
 
         Raises ``NoReplica`` when the model is unknown or nobody is left.
         """
-        if not tried:
+        if not tried and within is None:
             known = self._by_model.get(model)
             if known is not None:
                 return known
-        usable = [replica for replica in self if replica.usable and replica.index not in tried]
+        asked = self if within is None else [replica for replica in self if replica.index in within]
+        usable = [replica for replica in asked if replica.usable and replica.index not in tried]
         if model is not None:
             fit = [replica for replica in usable if replica.serves(model)]
             if not fit and usable and not tried and not any(r.serves(model) for r in self):
@@ -114,11 +117,11 @@ class Roster(Collection[ReplicaState]):
             usable = fit
         if usable:
             found = Candidates(usable)
-            if not tried:
+            if not tried and within is None:
                 self._remember(model, found)
             return found
         if not tried:
-            panic = [r for r in self if not (r.draining or r.leaving) and (model is None or r.serves(model))]
+            panic = [r for r in asked if not (r.draining or r.leaving) and (model is None or r.serves(model))]
             if panic:
                 return Candidates(panic, panic=True)
         raise NoReplica("none_usable", "no replica can take the request")
