@@ -24,12 +24,14 @@ _KV_EVENTS = {
     "lost": "Missing batches that were given up.",
     "replay_failures": "Replays that were not answered in time.",
     "restarts": "How often the replica began to count its batches anew.",
+    "reconnects": "How often the connection was made again.",
     "malformed": "Messages that are no batch of events.",
 }
 
 _BLOCKS = {
     "held_blocks": "Distinct KV blocks on the device, as the replica's events tell.",
     "telling": "1 while the replica's events are trusted.",
+    "doubted": "1 while events are lost and the cache has not turned over since: part of it is guessed.",
     "translated": "1 if its block hashes are translated through tokens.",
     "announced": "Requests whose new blocks were announced.",
     "unannounced": "Requests whose new blocks were not (yet).",

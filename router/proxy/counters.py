@@ -44,6 +44,8 @@ class KvEventCounters:
     """Replays that were not answered, or not in time."""
     restarts: int = 0
     """How often the replica began to count anew."""
+    reconnects: int = 0
+    """How often the connection to it was made again, and it was asked whether it is still the same."""
     malformed: int = 0
     """Messages or payloads that are no batch of events."""
 

@@ -2,8 +2,10 @@
 
 A message is three frames: topic, number of the batch (8 bytes, big-endian), msgpack payload. vLLM, SGLang and
 our replica send the same. PUB drops what a subscriber cannot take, so numbers are checked
-(``event_sequence``): what is missing is asked for at the replay endpoint, and where that fails everything
-the replica told is forgotten and learned anew. Nothing that comes over the wire ends the subscription.
+(``event_sequence``): what is missing is asked for at the replay endpoint, and where that fails the fleet is
+told that some is lost. After each reconnect the publisher is asked for the last batch that was applied: one
+that began anew meanwhile is known by it, however many it has sent since. Nothing that comes over the wire
+ends the subscription.
 
 Needs ``pyzmq`` (extra ``[events]``). One subscription is one publisher: of an engine with
 data parallelism each rank publishes on a port of its own, and only one can be named here.
@@ -11,33 +13,27 @@ data parallelism each rank publishes on a port of its own, and only one can be n
 
 import asyncio
 import logging
-import struct
 from collections.abc import Callable
+from contextlib import aclosing
 
 import zmq
 import zmq.asyncio
 
 from replica.contract.kv_events import BlocksRemoved, BlocksStored, CacheCleared, EventBatch
 from replica.contract.kv_events_wire import EventFormatError, decode
+from router.proxy import kv_event_replay
 from router.proxy.counters import KvEventCounters
+from router.proxy.kv_event_replay import END_OF_REPLAY, MESSAGE_BYTES, NUMBER, QUEUED_MESSAGES
 from router.replica_config import KvEventsConfig
 from router.routing.event_sequence import EventSequence, Verdict
 from router.routing.fleet import Fleet
 
 log = logging.getLogger("warmroute.kv_events")
 
-QUEUED_MESSAGES = 20_000
-MESSAGE_BYTES = 64 * 1024 * 1024
-REPLAY_SILENCE_S = 2.0
-"""A replay that brings nothing for so long has failed."""
-REPLAY_LIMIT_S = 20.0
 REPLAY_PAUSE_S = 30.0
 """After a failed replay no other is tried for so long; it would hold up the live events."""
 YIELD_EVERY = 16
 """Batches applied before other work gets its turn."""
-END_OF_REPLAY = b"\xff" * 8
-
-_NUMBER = struct.Struct(">Q")
 
 
 class KvEventSubscriber:
@@ -63,6 +59,8 @@ class KvEventSubscriber:
         self._sequence = EventSequence()
         self._no_replay_before = float("-inf")
         self._since_yield = 0
+        self._recognised = False
+        self._one_at_a_time = asyncio.Lock()
         self._socket = context.socket(zmq.SUB)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
@@ -71,13 +69,14 @@ class KvEventSubscriber:
         self._socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
         self._socket.setsockopt(zmq.IPV6, 1)
         self._socket.subscribe(config.topic.encode())
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         try:
             if config.binds:
                 self._socket.bind(config.endpoint)
             else:
                 self._socket.connect(config.endpoint)
         except zmq.ZMQError as error:
-            self._socket.close()
+            self.close()
             raise OSError(error.errno, f"kv_events endpoint {config.endpoint}: {error}") from None
 
     @property
@@ -89,33 +88,57 @@ class KvEventSubscriber:
 
     def close(self) -> None:
         """Give the sockets back."""
+        self._socket.disable_monitor()
         self._socket.close()
 
     async def run(self) -> None:
         """Take messages for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._listen(), name=f"kv events {self._name}: messages")
+            tasks.create_task(self._watch_connection(), name=f"kv events {self._name}: connection")
+
+    async def _listen(self) -> None:
         while True:
             frames = await self._socket.recv_multipart()
-            try:
-                await self._take(frames)
-            except Exception:
-                # Whatever a message holds, the next one may be good; what this one told is lost.
-                log.exception("replica %s: a KV event message could not be used", self._name)
-                self._counters.malformed += 1
-                self._fleet.events_missed(self._replica)
+            async with self._one_at_a_time:
+                await self._look_at_connection()  # what it tells comes before what came over it
+                try:
+                    await self._take(frames)
+                except Exception:
+                    # Whatever a message holds, the next one may be good; what this one told is lost.
+                    log.exception("replica %s: a KV event message could not be used", self._name)
+                    self._counters.malformed += 1
+                    self._fleet.events_missed(self._replica)
             await self._give_way()
+
+    async def _watch_connection(self) -> None:
+        """A publisher that came back may say nothing for long."""
+        while True:
+            await self._monitor.poll()
+            async with self._one_at_a_time:
+                await self._look_at_connection()
+
+    async def _look_at_connection(self) -> None:
+        connected = False
+        while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            await self._monitor.recv_multipart()
+            connected = True
+        if connected and self._sequence.next:
+            self._counters.reconnects += 1
+            await self._recognise()
 
     # --- one message ----------------------------------------------------------------------------
 
     async def _take(self, frames: list[bytes]) -> None:
-        if len(frames) != 3 or len(frames[1]) != _NUMBER.size or frames[1] == END_OF_REPLAY:
+        if len(frames) != 3 or len(frames[1]) != NUMBER.size or frames[1] == END_OF_REPLAY:
             self._counters.malformed += 1
             return
-        (seq,) = _NUMBER.unpack(frames[1])
+        (seq,) = NUMBER.unpack(frames[1])
         batch = self._decoded(frames[2])
         verdict = self._judge(seq, batch)
         if verdict is Verdict.GAP:
             self._counters.gaps += 1
-            await self._repair(seq)
+            await self._replay(self._sequence.next)
             verdict = self._judge(seq, batch)
             if verdict is Verdict.GAP:
                 self._give_up(seq)
@@ -133,12 +156,15 @@ class KvEventSubscriber:
             return Verdict.DUPLICATE if seq < self._sequence.next else self._sequence.judge(seq, 0.0)
         verdict = self._sequence.judge(seq, batch.timestamp_s)
         if verdict is Verdict.RESTART:
-            log.info("replica %s: KV events begin anew, its cache is taken to be empty", self._name)
-            self._counters.restarts += 1
-            self._fleet.cache_cleared(self._replica)
-            self._sequence.restarted()
+            self._begin_anew()
             verdict = self._sequence.judge(seq, batch.timestamp_s)
         return verdict
+
+    def _begin_anew(self) -> None:
+        log.info("replica %s: KV events begin anew, its cache is taken to be empty", self._name)
+        self._counters.restarts += 1
+        self._fleet.cache_cleared(self._replica)
+        self._sequence.restarted()
 
     def _decoded(self, payload: bytes) -> EventBatch | None:
         try:
@@ -174,7 +200,7 @@ class KvEventSubscriber:
         lost = self._sequence.missing_before(seq)
         if self._sequence.next:
             log.warning(
-                "replica %s: %d batch(es) of KV events are lost; its cache is learned anew", self._name, lost
+                "replica %s: %d batch(es) of KV events are lost; what they told is guessed", self._name, lost
             )
             self._fleet.events_missed(self._replica)
         self._counters.lost += lost
@@ -189,49 +215,64 @@ class KvEventSubscriber:
 
     # --- replay ---------------------------------------------------------------------------------
 
-    async def _repair(self, live_seq: int) -> None:
-        """Ask for what is missing before ``live_seq``; live messages wait in their queue meanwhile."""
+    async def _recognise(self) -> None:
+        """It is connected again: is it the one that told, and what did it tell meanwhile?
+
+        Asked for the last batch that was applied, it has another one under that number, or none as high, if
+        it began anew. Without an answer nothing is certain any more.
+        """
+        last = self._sequence.next - 1
+        self._recognised = False
+        answered = await self._replay(last)
+        if self._recognised:
+            return
+        if answered and self._sequence.next == last + 1:
+            self._begin_anew()
+        if not self._sequence.next:
+            await self._replay(0)
+        else:
+            log.info("replica %s: KV events go on after a break; some may be lost", self._name)
+            self._fleet.events_missed(self._replica)
+
+    async def _replay(self, start: int) -> bool:
+        """Apply what the replica still tells from number ``start`` on; live messages wait in their queue.
+
+        True if it answered.
+        """
         endpoint = self._config.replay
         if endpoint is None or self._clock() < self._no_replay_before:
-            return
-        socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
-        socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES)
-        socket.setsockopt(zmq.IPV6, 1)
+            return False
         try:
-            socket.connect(endpoint)
-            async with asyncio.timeout(REPLAY_LIMIT_S):
-                await socket.send_multipart([b"", _NUMBER.pack(self._sequence.next)])
-                while True:
-                    async with asyncio.timeout(REPLAY_SILENCE_S):
-                        frames = await socket.recv_multipart()
+            async with aclosing(kv_event_replay.replay(self._context, endpoint, start)) as batches:
+                async for frames in batches:
                     if self._take_replayed(frames):
-                        return
+                        break
                     await self._give_way()
         except (TimeoutError, zmq.ZMQError) as error:
             self._counters.replay_failures += 1
             self._no_replay_before = self._clock() + REPLAY_PAUSE_S
             log.warning("replica %s: replay from %s failed: %r", self._name, endpoint, error)
-        finally:
-            socket.close()
+            return False
+        return True
 
     def _take_replayed(self, frames: list[bytes]) -> bool:
-        """One replayed batch; True if it is the mark of the end.
+        """One replayed batch; True if it shows that the replica began anew: what follows is to be asked anew.
 
         ``["", topic, number, payload]``; before mid-2026 without the topic.
         """
-        if len(frames) < 2 or len(frames[-2]) != _NUMBER.size:
+        if len(frames) < 2 or len(frames[-2]) != NUMBER.size:
             self._counters.malformed += 1
             return False
-        if frames[-2] == END_OF_REPLAY:
-            return True
-        (seq,) = _NUMBER.unpack(frames[-2])
-        if seq < self._sequence.next:
+        (seq,) = NUMBER.unpack(frames[-2])
+        if seq < self._sequence.next - 1:
             return False  # more than was asked for
+        batch = self._decoded(frames[-1])
+        if seq < self._sequence.next:
+            restarted = batch is not None and self._judge(seq, batch) is not Verdict.DUPLICATE
+            self._recognised = not restarted
+            return restarted
         if seq > self._sequence.next:  # the replay buffer begins later
             self._give_up(seq)
-        batch = self._decoded(frames[-1])
         self._counters.replayed += batch is not None
         self._apply(seq, batch)
         return False

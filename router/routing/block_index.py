@@ -22,12 +22,13 @@ Parents are not stored: a chained name already implies its parent. A run whose p
                                   0xb2 -> 0b010
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 
 from replica.contract.block_hash import hash_number
 from replica.contract.kv_events import DEVICE_MEDIUM, BlockHash
 from router.routing.counted_holders import CountedHolders
+from router.routing.replica_bits import bits
 
 MAX_BLOCKS = 1_000_000
 """Per replica, all tiers together; 16 million tokens in blocks of 16."""
@@ -91,11 +92,18 @@ class BlockIndex:
         hashes: Iterable[BlockHash],
         parent: BlockHash | None,
         medium: str | None = DEVICE_MEDIUM,
+        *,
+        copies: bool = True,
     ) -> int:
-        """``replica`` stored a run of blocks after ``parent``; how many of them it did not hold there."""
+        """``replica`` stored a run of blocks after ``parent``; how many of them it did not hold there.
+
+        ``copies=False``: a block it holds was told of by mistake, this is no second copy.
+        """
         tier = self._tier(medium)
         if parent is not None and not self.holds(replica, block_name(parent)):
             self.unknown_parents[replica] += 1
+        if not copies:
+            hashes = [value for value in hashes if not tier.masks.get(block_name(value), 0) >> replica & 1]
         add = tier.add
         new = 0
         for value in hashes:
@@ -145,7 +153,7 @@ class BlockIndex:
         tiers = [self._tiers[medium] for medium in media if medium in self._tiers]
         matched = [0] * self._replicas
         for mask, blocks in self._walk(tiers[0].masks, names) if tiers else ():
-            for replica in _bits(mask):
+            for replica in bits(mask):
                 matched[replica] = blocks
         beside = tiers[1:]
         if self._expected.masks:
@@ -248,10 +256,3 @@ def _walk_on(replica: int, depth: int, names: Sequence[int], sources: Sequence[d
         if not mask >> replica & 1:
             return at
     return len(names)
-
-
-def _bits(mask: int) -> Iterator[int]:
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low

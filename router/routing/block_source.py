@@ -7,7 +7,8 @@ is the replica's to say: the replica's is used. Each of these leaves a notice; n
 
 Trust is earned by each finished request: some new block of it should have been announced. When
 ``SILENT_AFTER`` in a row were not, the stream is lost or the router tokenizes differently from the engine,
-and what events told is not used until one is announced again.
+and what events told is not used until one is announced again. Where batches are known to be lost, what they
+do not tell is guessed for a while (``event_doubt``).
 """
 
 from collections import deque
@@ -18,6 +19,7 @@ from replica.contract.kv_events import BlockHash, BlocksRemoved, BlocksStored
 from router.routing.block_index import block_name
 from router.routing.block_naming import DEFAULT_BLOCK_TOKENS, BlockNaming, HashScheme
 from router.routing.engine_names import EngineNames
+from router.routing.event_doubt import EventDoubt
 
 SILENT_AFTER = 8
 
@@ -45,6 +47,7 @@ class BlockSource:
         "_settings",
         "_verified",
         "announced",
+        "doubt",
         "events",
         "names",
         "naming",
@@ -65,6 +68,8 @@ class BlockSource:
         """Set where hashes are translated."""
         self.telling = False
         """Its events are the truth."""
+        self.doubt: EventDoubt | None = None
+        """Set while some of its events are lost and its cache has not turned over since."""
         self.events = 0
         self.other_groups = 0
         """Events of cache groups that are not looked at: of a hybrid model only the first is."""
@@ -88,7 +93,8 @@ class BlockSource:
         return event.block_hashes if self.names is None else self.names.removed(event)
 
     def forget(self) -> None:
-        """Nothing it told counts any more."""
+        """Nothing it told counts any more, and nothing is missing."""
+        self.doubt = None
         if self.names is not None:
             self.names.cleared()
         self.pending.clear()

@@ -127,13 +127,12 @@ class CacheBeliefs:
     def cache_lost(self, replica: int, prompt: Prompt) -> bool:
         """The answer to ``prompt`` showed an empty cache: now it holds that prompt and nothing else.
 
-        False, and nothing changed, where events are trusted: they know better.
+        False, and nothing changed, where events are trusted and none is missing: they know better.
         """
         if prompt.chains is None:
             self._bridge.cleared(replica)
             self.text.insert(replica, prompt.keys)
-        elif not self.exact.telling(replica):
-            self.exact.cleared(replica)
+        elif self.exact.seems_empty(replica):
             self.exact.guess(replica, prompt.chains)
         else:
             return False
@@ -173,8 +172,7 @@ class CacheBeliefs:
     def unreachable(self, replica: int) -> None:
         """Nobody listens there: its cache is gone with it. (Trusted events will tell of the restart.)"""
         self._bridge.cleared(replica)
-        if not self.exact.telling(replica):
-            self.exact.cleared(replica)
+        self.exact.seems_empty(replica)
 
     def reported(self, replica: int, report: LoadReport, *, new_capacity: bool) -> None:
         """The replica's own gauges: how much it holds, in what blocks."""
@@ -205,5 +203,5 @@ class CacheBeliefs:
         self.exact.cleared(replica)
 
     def events_missed(self, replica: int) -> None:
-        """Events were lost for good. The text index was never built on them and stays."""
+        """Events were lost for good: what they told is guessed. The text index was never built on them."""
         self.exact.missed(replica)

@@ -2,8 +2,8 @@
 
 Two beliefs stand side by side. **Told**: the block index, fed by the replica's KV events; while they come and
 can be trusted (``block_source``) they are the truth. **Guessed**: a prefix index of what was sent there,
-bounded by the replica's capacity; used where no events come. Both are always kept up to date, so a replica
-can change sides at any time.
+bounded by the replica's capacity; used where no events come, and for what lost ones do not tell
+(``event_doubt``). Both are always kept up to date, so a replica can change sides at any time.
 
 The same object serves text mode, for its counts of blocks held and removed (``names_matter=False``: hashes
 are kept as they come).
@@ -13,16 +13,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from replica.contract.kv_events import BlocksRemoved, BlocksStored
+from replica.contract.kv_events import DEVICE_MEDIUM, BlocksRemoved, BlocksStored
 from router.routing.block_index import MAX_BLOCKS, BlockIndex
 from router.routing.block_naming import BlockNaming
 from router.routing.block_source import BlockSettings, BlockSource
+from router.routing.event_doubt import EventDoubt
 from router.routing.prefix_index import PrefixIndex
 from router.routing.prompt_blocks import UniformLayout
+from router.routing.replica_bits import bits
 
 EXPECTED_BLOCKS = 2_048
 """Of a longer prompt so many new blocks are expected; the rest counts when it is announced."""
 NOTICES_KEPT = 100
+_DEVICE = (None, DEVICE_MEDIUM)
 
 Chains = Mapping[BlockNaming, Sequence[int]]
 """A prompt's block keys, by naming."""
@@ -49,6 +52,8 @@ class BlockState:
     naming: str
     """Scheme and block size: ``"sha256/32"``."""
     telling: bool
+    doubted: bool
+    """Events were lost: what they do not tell is guessed."""
     translated: bool
     """Its hashes are translated through tokens."""
     events: int
@@ -93,6 +98,8 @@ class ExactIndex:
         self._guessed = PrefixIndex(0, UniformLayout(1), 1)
         self._capacity_tokens: dict[int, int] = {}
         self._masks: dict[BlockNaming, tuple[int, int]] = {}
+        self._doubted = 0
+        """Replicas that tell, but not all, as bits."""
         self.notices: deque[tuple[int, str]] = deque(maxlen=NOTICES_KEPT)
         """(replica, what the operator should know); whoever logs them takes them out."""
         for replica, one in enumerate(settings):
@@ -143,13 +150,35 @@ class ExactIndex:
             most = (prompt_tokens - 1) // naming.block_tokens
             if not keys or not most:
                 continue
-            for index, wanted in ((self._told, telling), (self._guessed, guessing)):
+            doubted = telling & self._doubted
+            for index, wanted in ((self._told, telling ^ doubted), (self._guessed, guessing)):
                 if wanted:
                     for mask, blocks in index.levels(keys):
                         if mask & wanted:
                             levels.append((mask & wanted, min(blocks, most) * naming.block_tokens))
+            if doubted:
+                for mask, blocks in self._doubted_levels(keys, doubted):
+                    levels.append((mask, min(blocks, most) * naming.block_tokens))
         levels.sort(key=_tokens)
         return levels
+
+    def _doubted_levels(self, keys: Sequence[int], doubted: int) -> list[tuple[int, int]]:
+        """What is told of the ``doubted`` replicas, and beyond it what is guessed of them."""
+        told: dict[int, int] = {}
+        for mask, blocks in self._told.levels(keys):
+            for replica in bits(mask & doubted):
+                told[replica] = blocks
+        held = dict(told)
+        for mask, blocks in self._guessed.levels(keys):
+            for replica in bits(mask & doubted):
+                doubt = self._sources[replica].doubt
+                if doubt is not None:
+                    held[replica] = doubt.guessed(keys, told.get(replica, 0), blocks)
+        by_depth: dict[int, int] = {}
+        for replica, blocks in held.items():
+            if blocks:
+                by_depth[blocks] = by_depth.get(blocks, 0) | 1 << replica
+        return [(mask, blocks) for blocks, mask in by_depth.items()]
 
     def telling(self, replica: int) -> bool:
         """The replica's events come and are trusted."""
@@ -169,6 +198,7 @@ class ExactIndex:
         return BlockState(
             naming=source.naming.described(),
             telling=source.telling,
+            doubted=source.doubt is not None,
             translated=source.names is not None and source.events > 0,
             events=source.events,
             held_blocks=told.held(replica),
@@ -228,9 +258,15 @@ class ExactIndex:
         if source.check(event, self._noticed(replica)):
             self._renamed(replica)
         overflows = self._told.overflows[replica]
-        new = self._told.stored(replica, *source.stored(event), event.medium)
+        hashes, parent = source.stored(event)
+        doubt = source.doubt
+        if doubt is not None and event.medium in _DEVICE:
+            hashes = list(hashes)
+            doubt.stored(hashes)
+        new = self._told.stored(replica, hashes, parent, event.medium, copies=doubt is None)
         if self._told.overflows[replica] != overflows:
             source.forget()
+            self._sort()
         return new
 
     def removed(self, replica: int, event: BlocksRemoved) -> int:
@@ -240,7 +276,14 @@ class ExactIndex:
             source.other_groups += 1
             return 0
         self._heard(source)
-        hashes = source.removed(event) if self._names_matter else event.block_hashes
+        if not self._names_matter:
+            return self._told.removed(replica, event.block_hashes, event.medium)
+        hashes = source.removed(event)
+        if source.doubt is not None and event.medium in _DEVICE:
+            hashes = list(hashes)
+            if source.doubt.removed(hashes):
+                source.doubt = None
+                self._sort()
         return self._told.removed(replica, hashes, event.medium)
 
     def _heard(self, source: BlockSource) -> None:
@@ -251,13 +294,33 @@ class ExactIndex:
 
     def cleared(self, replica: int) -> None:
         """The replica holds nothing any more: it said so, or it restarted."""
-        self.missed(replica)
-        self._guessed.clear(replica)
-
-    def missed(self, replica: int) -> None:
-        """Events were lost for good: what was told cannot be trusted and is learned anew."""
         self._told.cleared(replica)
         self._sources[replica].forget()
+        self._guessed.clear(replica)
+        self._sort()
+
+    def missed(self, replica: int) -> None:
+        """Events were lost for good: what is not told is guessed until the cache has turned over."""
+        source, held = self._sources[replica], self._told.held(replica)
+        source.pending.clear()
+        if source.doubt is not None:
+            source.doubt.again(held)
+        elif source.telling:
+            most = max(1, self._capacity_tokens[replica] // source.naming.block_tokens)
+            source.doubt = EventDoubt(held, most)
+            self._sort()
+
+    def seems_empty(self, replica: int) -> bool:
+        """The replica seems to have lost its cache; False, and nothing changed, where events would tell."""
+        source = self._sources[replica]
+        if source.telling and source.doubt is None:
+            return False
+        doubt = source.doubt
+        self.cleared(replica)
+        if doubt is not None:  # events may still be missing from after it lost its cache
+            source.doubt = doubt
+            self._sort()
+        return True
 
     def blocks_reported(self, replica: int, block_tokens: int | None, algorithm: str | None) -> None:
         """The replica's own report names its block size and hash algorithm."""
@@ -290,6 +353,7 @@ class ExactIndex:
             bit = 1 << replica
             masks[source.naming] = (telling | bit, guessing) if source.telling else (telling, guessing | bit)
         self._masks = masks
+        self._doubted = sum(1 << replica for replica, source in self._sources.items() if source.doubt)
 
     def check_invariants(self) -> None:
         """Raise ``AssertionError`` if any part disagrees with itself. O(everything)."""
@@ -300,6 +364,7 @@ class ExactIndex:
             assert bool(telling >> replica & 1) == source.telling
             assert bool(guessing >> replica & 1) != source.telling
             assert (source.names is not None) == (source.naming.scheme == "tokens")
+            assert bool(self._doubted >> replica & 1) == (source.doubt is not None)
 
 
 def _tokens(level: tuple[int, int]) -> int:

@@ -236,7 +236,7 @@ class Fleet:
         self.caches.cache_cleared(replica)
 
     def events_missed(self, replica: int) -> None:
-        """KV events of the replica were lost and could not be had again."""
+        """KV events of the replica were lost and could not be had again: what they told is guessed."""
         self.caches.events_missed(replica)
 
     def probe_succeeded(self, replica: int, now: float) -> None:

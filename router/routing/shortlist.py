@@ -8,6 +8,7 @@ among those that hold most of the prompt, those whose prefill queue is empty (jo
 import random
 from collections.abc import Sequence
 
+from router.routing.replica_bits import bits
 from router.routing.replica_state import ReplicaState
 from router.routing.roster import Roster
 
@@ -55,7 +56,7 @@ class Shortlist:
             return list(candidates)
         rng, replicas = self._rng.random, self._replicas
         drawn = self._warmest(usable, levels)
-        out = [replicas[index] for index in _bits(drawn)]
+        out = [replicas[index] for index in bits(drawn)]
         idle = self._idle
         for pool, count, size in ((idle, IDLE, len(idle)), (None, ANY, len(candidates))):
             for _ in range(min(count, size)):
@@ -93,12 +94,3 @@ class Shortlist:
                 part ^= bit
                 count -= 1
         return out
-
-
-def _bits(mask: int) -> list[int]:
-    out = []
-    while mask:
-        low = mask & -mask
-        out.append(low.bit_length() - 1)
-        mask ^= low
-    return out

@@ -40,6 +40,24 @@ class FakePublisher:
         self._events.bind("tcp://127.0.0.1:*")
         self.endpoint = self._events.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
 
+    def break_off(self) -> None:
+        """The connection breaks; whoever subscribed tries to make it again."""
+        self._events.close(linger=0)
+        self._events = self.context.socket(zmq.XPUB)
+
+    async def come_back(self) -> None:
+        """Listen where it was, until a subscription has arrived again."""
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                try:
+                    self._events.bind(self.endpoint)
+                    break
+                except zmq.ZMQError as error:  # the old socket is closed in the background
+                    if error.errno != zmq.EADDRINUSE:
+                        raise
+                    await asyncio.sleep(0)
+        await self.subscribed()
+
     def listen_for_replay(self) -> None:
         """Serve the kept batches."""
         self._replay.bind("tcp://127.0.0.1:*")

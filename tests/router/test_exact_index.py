@@ -194,15 +194,52 @@ def test_events_are_the_truth_once_they_come() -> None:
     assert held_tokens(index, range(17)) == [8]
 
 
+def test_after_a_loss_what_was_told_stays_and_the_rest_is_guessed() -> None:
+    """The worked example of ``event_doubt``."""
+    index = ExactIndex([BlockSettings("warmroute", 1)], ROOMY)
+    naming = index.namings[0]
+    asked = [1, 2, 4, 5, 6]
+    a, b, d, e = naming.keys(asked[:4])
+    c = naming.keys([1, 2, 3])[2]
+    index.stored(0, BlocksStored((a, b, c), None, (1, 2, 3), 1))
+    expectation = index.sent(0, chains_of(index, asked), 2)
+    assert expectation is not None
+    index.missed(0)
+    index.over(expectation, computed=True)
+    assert index.state(0).doubted and held_tokens(index, asked) == [4]
+    index.removed(0, BlocksRemoved((e,)))
+    assert held_tokens(index, asked) == [3]
+    index.stored(0, BlocksStored((c,), b, (3,), 1))  # one copy, although it was still told of
+    index.removed(0, BlocksRemoved((c,)))
+    assert held_tokens(index, [1, 2, 3, 9]) == [2]
+    index.check_invariants()
+    index.removed(0, BlocksRemoved((d,)))  # the third removal of three blocks held: turned over
+    assert not index.state(0).doubted and held_tokens(index, asked) == [2], "events alone count again"
+    index.check_invariants()
+
+
+def test_in_doubt_an_empty_answer_is_believed_and_the_doubt_stays() -> None:
+    index = ExactIndex([BlockSettings("warmroute", SIZE)], ROOMY)
+    names = tuple(chains_of(index, range(17))[index.namings[0]])
+    index.stored(0, BlocksStored(names, None, tuple(range(16)), SIZE))
+    assert not index.seems_empty(0) and held_tokens(index, range(17)) == [16], "events would tell"
+    index.missed(0)
+    assert index.seems_empty(0) and held_tokens(index, range(17)) == [0]
+    assert index.state(0).doubted
+    index.cleared(0)
+    assert not index.state(0).doubted, "said so: nothing is missing"
+    index.check_invariants()
+
+
 def test_a_clear_and_a_loss_touch_one_replica() -> None:
     index = ExactIndex([BlockSettings("warmroute", SIZE)] * 2, ROOMY)
     names = tuple(chains_of(index, range(17))[index.namings[0]])
     for replica in (0, 1):
         index.stored(replica, BlocksStored(names, None, tuple(range(16)), SIZE))
     index.missed(0)
-    assert held_tokens(index, range(17), 2) == [0, 16]
-    index.stored(0, BlocksStored(names[:1], None, tuple(range(4)), SIZE))
-    assert held_tokens(index, range(17), 2) == [4, 16], "learned anew"
+    assert held_tokens(index, range(17), 2) == [16, 16]
+    index.removed(0, BlocksRemoved(names[1:]))
+    assert held_tokens(index, range(17), 2) == [4, 16]
     index.cleared(1)
     assert held_tokens(index, range(17), 2) == [4, 0]
 
@@ -328,7 +365,7 @@ def test_whatever_happens_expectations_end_and_the_parts_agree(data: st.DataObje
             case 4:
                 index.removed(replica, BlocksRemoved(tuple(naming.keys(tokens))))
             case 5:
-                data.draw(st.sampled_from([index.cleared, index.missed]))(replica)
+                data.draw(st.sampled_from([index.cleared, index.missed, index.seems_empty]))(replica)
             case _:
                 index.blocks_reported(replica, data.draw(st.sampled_from([None, 2, SIZE])), None)
         index.check_invariants()

@@ -15,9 +15,10 @@ import uvloop
 from replica.contract.kv_events import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
 from replica.contract.kv_events_wire import Form
 from router.config import ConfigError, parse_config
-from router.proxy import kv_event_subscriber
+from router.proxy import kv_event_replay
 from router.proxy.counters import Counters, KvEventCounters
 from router.proxy.kv_event_feed import KvEventFeed
+from router.proxy.kv_event_subscriber import REPLAY_PAUSE_S
 from router.routing.block_naming import BlockNaming
 from router.routing.block_source import BlockSettings
 from router.routing.fleet import Fleet
@@ -206,21 +207,22 @@ def test_a_late_subscriber_gets_what_it_missed() -> None:
     assert scene.publisher.replays_asked == [0] and scene.counters.lost == 0
 
 
-def test_without_replay_a_gap_costs_what_was_known() -> None:
-    """A removal may be among what is lost: no credit rather than a wrong one."""
+def test_without_replay_a_gap_leaves_what_was_told_in_doubt() -> None:
+    """A lost batch is wrong in a few blocks: the rest of what was told stays, what was sent is guessed."""
 
     async def scenario(scene: Scene) -> None:
         await scene.publisher.publish(stored(1, 2, 3, 4))
         scene.publisher.drop(removed(1, 2, 3, 4))
         await scene.publisher.publish(stored(5, 6))
         await scene.caught_up()
-        assert scene.held == set(NAMING.keys([5, 6]))
+        assert scene.held == {*NAMING.keys([1, 2, 3, 4]), *NAMING.keys([5, 6])}
+        assert scene.fleet.caches.exact.state(0).doubted
 
     counters = play(scenario, replay=False).counters
     assert (counters.gaps, counters.lost, counters.replayed, counters.replay_failures) == (1, 1, 0, 0)
 
 
-def test_a_replay_that_begins_too_late_costs_what_was_known_before() -> None:
+def test_a_replay_that_begins_too_late_leaves_what_was_told_in_doubt() -> None:
     async def scenario(scene: Scene) -> None:
         publisher = scene.publisher
         await publisher.publish(stored(1, 2))
@@ -230,7 +232,8 @@ def test_a_replay_that_begins_too_late_costs_what_was_known_before() -> None:
         del publisher.kept[:3]  # what was dropped first is not kept any longer
         await publisher.publish(stored(8, 9))
         await scene.caught_up()
-        assert scene.held == {NAMING.keys(tokens)[0] for tokens in ([5, 6], [8, 9])}
+        assert scene.held == {NAMING.keys(tokens)[0] for tokens in ([1, 2], [5, 6], [8, 9])}
+        assert scene.fleet.caches.exact.state(0).doubted
 
     counters = play(scenario).counters
     assert (counters.gaps, counters.lost) == (1, 1) and counters.replayed in (2, 3)
@@ -239,19 +242,19 @@ def test_a_replay_that_begins_too_late_costs_what_was_known_before() -> None:
 def test_a_replay_that_never_comes_is_given_up_and_not_tried_again_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kv_event_subscriber, "REPLAY_SILENCE_S", 0.05)
+    monkeypatch.setattr(kv_event_replay, "SILENCE_S", 0.05)
 
     async def scenario(scene: Scene) -> None:
         publisher = scene.publisher
         assert publisher._serving is not None
         publisher._serving.cancel()
-        for second, failures in ((0.0, 1), (1.0, 1), (kv_event_subscriber.REPLAY_PAUSE_S + 0.1, 2)):
+        for second, failures in ((0.0, 1), (1.0, 1), (REPLAY_PAUSE_S + 0.1, 2)):
             scene.clock_s = second
             await publisher.publish(stored(1, 2))
             publisher.drop(stored(3, 4))
             await publisher.publish(stored(5, 6))
             await scene.caught_up()
-            assert scene.held == set(NAMING.keys([5, 6]))
+            assert scene.held == {NAMING.keys(tokens)[0] for tokens in ([1, 2], [5, 6])}
             assert scene.counters.replay_failures == failures
 
     assert play(scenario).counters.lost == 3
@@ -287,6 +290,60 @@ def test_a_restart_whose_first_batches_are_lost_is_replayed() -> None:
 
     scene = play(scenario)
     assert (scene.counters.restarts, scene.counters.gaps, scene.publisher.replays_asked) == (1, 1, [0])
+
+
+@pytest.mark.parametrize("batches", [1, 3, 5], ids=["fewer", "as many", "more"])
+def test_a_restart_while_nobody_listened_is_seen_at_the_reconnect(batches: int) -> None:
+    """The publisher told three batches, breaks off, begins anew and tells some more before it is back."""
+
+    async def scenario(scene: Scene) -> None:
+        publisher = scene.publisher
+        await publisher.publish(stored(1, 2))
+        await publisher.publish(stored(3, 4))
+        await scene.caught_up()
+        publisher.break_off()
+        publisher.restart()
+        for number in range(batches):
+            publisher.drop(stored(10 + number, 20))
+        await publisher.come_back()
+        anew = {NAMING.keys([10 + number, 20])[0] for number in range(batches)}
+        await until(lambda: scene.held == anew)  # although it says nothing more
+        await publisher.publish(stored(8, 9))
+        await until(lambda: scene.held == anew | set(NAMING.keys([8, 9])))
+        assert not scene.fleet.caches.exact.state(0).doubted
+
+    scene = play(scenario)
+    assert (scene.counters.reconnects, scene.counters.restarts, scene.counters.lost) == (1, 1, 0)
+
+
+def test_what_was_told_while_nobody_listened_is_had_at_the_reconnect() -> None:
+    async def scenario(scene: Scene) -> None:
+        publisher = scene.publisher
+        await publisher.publish(stored(1, 2), stored(3, 4))
+        await scene.caught_up()
+        publisher.break_off()
+        publisher.drop(removed(1, 2))
+        publisher.drop(stored(5, 6))
+        await publisher.come_back()
+        await until(lambda: scene.held == {NAMING.keys(tokens)[0] for tokens in ([3, 4], [5, 6])})
+        assert not scene.fleet.caches.exact.state(0).doubted
+
+    counters = play(scenario).counters
+    assert (counters.reconnects, counters.restarts, counters.gaps, counters.replayed) == (1, 0, 0, 2)
+
+
+def test_nobody_to_ask_after_a_break_casts_doubt() -> None:
+    async def scenario(scene: Scene) -> None:
+        publisher = scene.publisher
+        await publisher.publish(stored(1, 2))
+        await scene.caught_up()
+        publisher.break_off()
+        await publisher.come_back()
+        await until(lambda: scene.fleet.caches.exact.state(0).doubted)
+        assert scene.held == set(NAMING.keys([1, 2]))
+
+    counters = play(scenario, replay=False).counters
+    assert (counters.reconnects, counters.restarts) == (1, 0)
 
 
 def test_duplicates_are_counted_and_change_nothing() -> None:
@@ -337,13 +394,14 @@ def test_malformed_messages_are_counted_and_the_next_good_one_is_taken() -> None
 
 
 @pytest.mark.parametrize("payload", BAD_PAYLOADS)
-def test_a_malformed_batch_costs_what_was_known_and_no_more(payload: bytes) -> None:
+def test_a_malformed_batch_leaves_what_was_told_in_doubt(payload: bytes) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.publisher.publish(stored(1, 2))
         await scene.publisher.publish_payload(payload)
         await scene.publisher.publish(stored(3, 4))
         await scene.caught_up()
-        assert scene.held == set(NAMING.keys([3, 4]))
+        assert scene.held == {NAMING.keys(tokens)[0] for tokens in ([1, 2], [3, 4])}
+        assert scene.fleet.caches.exact.state(0).doubted
 
     counters = play(scenario).counters
     assert (counters.malformed, counters.lost, counters.gaps, counters.restarts) == (1, 1, 0, 0)
