@@ -13,7 +13,8 @@ from replica.sequence import Sequence
 from router.routing.decision import Assessment, Decision
 from router.routing.policies.predicted_finish import PredictedFinish
 from router.routing.prompt_blocks import Prompt
-from router.routing.view import Candidate, RoutingRequest
+from router.routing.replica_state import ReplicaState
+from router.routing.view import RoutingRequest
 from sim.watcher import Watcher
 
 
@@ -77,7 +78,7 @@ class PooledFinish(Watcher):
         sequence = Sequence.of_blocks("look", prompt.keys, prompt.units, 1, block_size=size)
         self._cached_tokens = len(self.cache.match(sequence)) * size
 
-    def choose(self, request: RoutingRequest, candidates: Sequences[Candidate]) -> Decision:
+    def choose(self, request: RoutingRequest, candidates: Sequences[ReplicaState]) -> Decision:
         """Every candidate has what the pool has."""
         return self._rule.choose(self._known(request), candidates)
 
@@ -87,7 +88,7 @@ class PooledFinish(Watcher):
         twin.cache, twin._rule, twin._cached_tokens = self.cache, self._rule.copy(), self._cached_tokens
         return twin
 
-    def assess(self, request: RoutingRequest, candidates: Sequences[Candidate]) -> list[Assessment]:
+    def assess(self, request: RoutingRequest, candidates: Sequences[ReplicaState]) -> list[Assessment]:
         """Every candidate has what the pool has."""
         return self._rule.assess(self._known(request), candidates)
 

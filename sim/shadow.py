@@ -14,7 +14,7 @@ from router.routing.decision import Assessment, Decision
 from router.routing.in_flight import InFlight
 from router.routing.prompt_blocks import Prompt
 from router.routing.replica_state import ReplicaState
-from router.routing.view import Candidate, Policy, RoutingRequest
+from router.routing.view import Policy, RoutingRequest
 from sim.watcher import Watcher
 
 
@@ -69,7 +69,7 @@ class Shadow(Watcher):
         """The differences kept, in order of time."""
         return sorted((kept for _, _, kept in self._kept), key=lambda kept: kept.number)
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Decision:
+    def choose(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> Decision:
         """The policy's choice."""
         chosen = self._policy.choose(request, candidates)
         other = self._shadow.choose(request, candidates)
@@ -81,7 +81,7 @@ class Shadow(Watcher):
         return chosen
 
     def _keep(
-        self, request: RoutingRequest, candidates: Sequence[Candidate], chosen: Decision, other: Decision
+        self, request: RoutingRequest, candidates: Sequence[ReplicaState], chosen: Decision, other: Decision
     ) -> None:
         scores = {}
         if getattr(self._shadow, "scored", True):
@@ -103,7 +103,7 @@ class Shadow(Watcher):
         if self._prompt is not None:
             self._open[id(self._prompt)] = made
 
-    def assess(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Assessment]:
+    def assess(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> list[Assessment]:
         """The policy's rows."""
         return self._policy.assess(request, candidates)
 

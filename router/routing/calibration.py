@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
+from router.routing.ledger import Speed
 
 DEFAULT_PREFILL = PrefillCost(fixed_s=0.004, per_token_s=62.5e-6, attention_tokens=64_000.0)
 DEFAULT_DECODE = DecodeCost(fixed_s=0.008, per_sequence_s=60e-6)
@@ -125,7 +126,7 @@ class FleetSpeed:
                 member.refresh()
 
 
-class ReplicaCost:
+class ReplicaCost(Speed):
     """A prior and two learned factors: how much slower or faster than the prior this replica is.
 
     Prefill: while at least one request waits for its first token the replica is prefilling, so the
@@ -162,7 +163,6 @@ class ReplicaCost:
         "_prefill",
         "_step_s",
         "decode_factor",
-        "prefill_factor",
         "prefills_seen",
         "steps_seen",
     )
@@ -173,6 +173,7 @@ class ReplicaCost:
         prefill: PrefillCost = DEFAULT_PREFILL,
         decode: DecodeCost = DEFAULT_DECODE,
     ) -> None:
+        super().__init__()
         self._fleet = fleet
         self._busy_since: float | None = None
         self._lesson_at = 0.0

@@ -82,8 +82,8 @@ class Decider:
         one = len(candidates) == 1
         decision = _only(request, candidates[0]) if one else rule.choose(request, candidates)
         if tried:
-            return decision._replace(reason=Reason.RETRY)
-        return decision._replace(reason=Reason.PANIC) if found.panic else decision
+            return decision.because(Reason.RETRY)
+        return decision.because(Reason.PANIC) if found.panic else decision
 
     def others(
         self,
@@ -133,7 +133,7 @@ class Decider:
         else:  # a copy decides: asking must not advance a turn or a random generator
             decision = rule.copy().choose(request, candidates)
         if found.panic:
-            decision = decision._replace(reason=Reason.PANIC)
+            decision = decision.because(Reason.PANIC)
         return decision, assessments, request
 
     def _request(
@@ -180,4 +180,4 @@ class Decider:
 
 def _only(request: RoutingRequest, candidate: ReplicaState) -> Decision:
     """There is nothing to choose."""
-    return decide_by_load(request, candidate)._replace(reason=Reason.ONLY)
+    return decide_by_load(request, candidate).because(Reason.ONLY)

@@ -25,24 +25,85 @@ class Reason(StrEnum):
     """An earlier replica failed before its first byte."""
 
 
-class Decision(NamedTuple):
-    """The replica chosen for one request. Times are seconds and are predictions."""
+class Decision:
+    """The replica chosen for one request. Times are seconds and are predictions. Never changed.
 
-    replica: int
-    """Index of the replica in the fleet."""
-    reason: Reason
-    matched_tokens: int = 0
-    """Prompt tokens believed to be cached there."""
-    wait_s: float = 0.0
-    """Prefill backlog ahead of this request on the chosen replica."""
-    prefill_s: float = 0.0
-    """Prefill of this request on the chosen replica."""
-    saved_s: float = 0.0
-    """Prefill the chosen replica's hit saves against a cold prefill there."""
-    spill_saved_s: float | None = None
-    """What staying with the warmest replica would have saved against this one (``None``: none was warmer)."""
-    extra_wait_s: float | None = None
-    """How much longer the warmest replica's queue was than this one's."""
+    >>> decision = Decision(3, Reason.COLD, wait_s=0.5)
+    >>> decision.replica, decision.because(Reason.RETRY).reason, decision.because(Reason.COLD) == decision
+    (3, <Reason.RETRY: 'retry'>, True)
+    """
+
+    __slots__ = (
+        "extra_wait_s",
+        "matched_tokens",
+        "prefill_s",
+        "reason",
+        "replica",
+        "saved_s",
+        "spill_saved_s",
+        "wait_s",
+    )
+
+    def __init__(
+        self,
+        replica: int,
+        reason: Reason,
+        matched_tokens: int = 0,
+        wait_s: float = 0.0,
+        prefill_s: float = 0.0,
+        saved_s: float = 0.0,
+        spill_saved_s: float | None = None,
+        extra_wait_s: float | None = None,
+    ) -> None:
+        self.replica = replica
+        """Index of the replica in the fleet."""
+        self.reason = reason
+        self.matched_tokens = matched_tokens
+        """Prompt tokens believed to be cached there."""
+        self.wait_s = wait_s
+        """Prefill backlog ahead of this request on the chosen replica."""
+        self.prefill_s = prefill_s
+        """Prefill of this request on the chosen replica."""
+        self.saved_s = saved_s
+        """Prefill the chosen replica's hit saves against a cold prefill there."""
+        self.spill_saved_s = spill_saved_s
+        """What staying with the warmest would have saved against this one; ``None``: none was warmer."""
+        self.extra_wait_s = extra_wait_s
+        """How much longer the warmest replica's queue was than this one's."""
+
+    def because(self, reason: Reason) -> "Decision":
+        """The same decision for another ``reason``."""
+        return Decision(
+            self.replica,
+            reason,
+            self.matched_tokens,
+            self.wait_s,
+            self.prefill_s,
+            self.saved_s,
+            self.spill_saved_s,
+            self.extra_wait_s,
+        )
+
+    def _values(self) -> tuple[object, ...]:
+        return (
+            self.replica,
+            self.reason,
+            self.matched_tokens,
+            self.wait_s,
+            self.prefill_s,
+            self.saved_s,
+            self.spill_saved_s,
+            self.extra_wait_s,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Decision) and self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash(self._values())
+
+    def __repr__(self) -> str:
+        return f"Decision{self._values()}"
 
 
 class Assessment(NamedTuple):

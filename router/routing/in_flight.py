@@ -1,7 +1,5 @@
 """One request on one replica, from dispatch to its last byte; and what the replica said it used."""
 
-from dataclasses import dataclass
-
 from router.routing.decision import Decision
 from router.routing.exact_index import Expectation
 from router.routing.ledger import Booking
@@ -9,13 +7,33 @@ from router.routing.prompt_blocks import Prompt
 from router.routing.replica_state import ReplicaState
 
 
-@dataclass(frozen=True, slots=True)
 class Usage:
-    """What a replica reported about a finished request; ``None`` is "not told"."""
+    """What a replica reported about a finished request; ``None`` is "not told". Never changed."""
 
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    cached_tokens: int | None = None
+    __slots__ = ("cached_tokens", "output_tokens", "prompt_tokens")
+
+    def __init__(
+        self,
+        prompt_tokens: int | None = None,
+        output_tokens: int | None = None,
+        cached_tokens: int | None = None,
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.cached_tokens = cached_tokens
+
+    def _values(self) -> tuple[int | None, int | None, int | None]:
+        return self.prompt_tokens, self.output_tokens, self.cached_tokens
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Usage) and self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash(self._values())
+
+    def __repr__(self) -> str:
+        prompt, output, cached = self._values()
+        return f"Usage(prompt_tokens={prompt}, output_tokens={output}, cached_tokens={cached})"
 
 
 class InFlight:

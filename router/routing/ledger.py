@@ -1,25 +1,21 @@
 """Work reserved on one replica: predicted prefill until the first token, decoding until the last byte."""
 
 from math import exp
-from typing import Final, Protocol
+from typing import Final
 
 UTILIZATION_WINDOW_S = 60.0
 UTILIZATION_REFRESH_S = 0.25
 MAX_UTILIZATION = 0.95
 
 
-class Speed(Protocol):
-    """What predictions are scaled by; see ``calibration.ReplicaCost``."""
+class Speed:
+    """What predictions are scaled by: 1, until something is learned (``calibration.ReplicaCost``)."""
 
-    @property
-    def prefill_factor(self) -> float:
+    __slots__ = ("prefill_factor",)
+
+    def __init__(self) -> None:
+        self.prefill_factor = 1.0
         """Learned prefill time over the prior's."""
-
-
-class AsPredicted:
-    """A replica that is exactly as fast as predicted."""
-
-    prefill_factor = 1.0
 
 
 class Booking:
@@ -79,7 +75,7 @@ class Ledger:
     )
 
     def __init__(self, speed: Speed | None = None) -> None:
-        self._speed = speed or AsPredicted()
+        self._speed = speed or Speed()
         self.queued = 0
         self.decoding = 0
         self.in_flight = 0
@@ -92,6 +88,24 @@ class Ledger:
         """``utilization`` as last looked at: with each booking, else by the fleet 4 times a second."""
         self._utilization = 0.0
         self._utilization_at = 0.0
+
+    @staticmethod
+    def as_read(
+        queued: int, decoding: int, outstanding_tokens: int, backlog_s: float, load: float, now: float
+    ) -> "Ledger":
+        """One that stands like this ``now``; nothing was booked in it.
+
+        >>> ledger = Ledger.as_read(2, 5, 9_000, backlog_s=0.4, load=0.3, now=10.0)
+        >>> ledger.in_flight, ledger.load, round(ledger.backlog_s(10.1), 3)
+        (7, 0.3, 0.3)
+        """
+        ledger = Ledger()
+        ledger.queued, ledger.decoding, ledger.in_flight = queued, decoding, queued + decoding
+        ledger.outstanding_tokens = outstanding_tokens
+        ledger._prior_s, ledger._since = backlog_s, now
+        ledger._utilization = ledger.load = load
+        ledger._utilization_at = now
+        return ledger
 
     def book(self, prefill_s: float, new_tokens: int, expected_output_tokens: int, now: float) -> Booking:
         """Reserve ``prefill_s`` seconds from ``now`` for a request that is being sent."""

@@ -7,13 +7,10 @@ head, where prompts part ways, doubling every 32 blocks, so that 2 / 32 / 256 Ki
 A block's key is chained: it names the block and everything before it, in all 64 bits.
 """
 
-from array import array
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from operator import xor
-from sys import byteorder
 from typing import TYPE_CHECKING, Any, Protocol
 
 import mmh3
@@ -149,23 +146,24 @@ def root_key(model: str | None, salt: str | None = None, adapter: str | None = N
 def block_keys(text: bytes, root: int) -> list[int]:
     """Chained 64-bit keys of the whole blocks of ``text``; a last partial block has none.
 
-    Stable across processes and versions:
+    One hash runs over root and text; a block's key is what it stands at after that block. Stable across
+    processes and versions:
 
     >>> [hex(key) for key in block_keys(b"x" * 600, root=1)]
-    ['0x999d66ac06d6c719', '0xdd9946a568c684d']
+    ['0xb9b8ab8f35d9119c', '0xc471c7be2d691ff2']
     """
-    digest = mmh3.mmh3_x64_128_digest
-    digests: list[bytes] = []
+    hashed = mmh3.mmh3_x64_128(root.to_bytes(16, "little"))
+    update, digest = hashed.update, hashed.utupledigest
+    keys: list[int] = []
     start, size, length = 0, FIRST_BLOCK_BYTES, len(text)
-    while start + size <= length and len(digests) < MAX_BLOCKS:
-        # One size: up to 32 blocks. The place of a block is in its hash, so order counts in the chain.
+    while start + size <= length and len(keys) < MAX_BLOCKS:
+        # One size: up to 32 blocks.
         stop = min(start + size * BLOCKS_PER_SIZE, length - (length - start) % size)
-        digests += [digest(text[at : at + size], at) for at in range(start, stop, size)]
+        for at in range(start, stop, size):
+            update(text[at : at + size])
+            keys.append(digest()[0])
         start, size = start + size * BLOCKS_PER_SIZE, size * 2
-    halves = array("Q", b"".join(digests))
-    if byteorder == "big":
-        halves.byteswap()  # digests are little-endian everywhere
-    return list(accumulate(halves[::2], xor, initial=root))[1:]
+    return keys
 
 
 def read_prompt(body: bytes) -> Prompt:

@@ -1,93 +1,13 @@
-"""What a policy sees: one request, and the candidates it may choose from."""
+"""What a policy sees: one request, and the replicas it may choose from."""
 
 from collections.abc import Sequence
 from typing import Protocol, overload
 
 from router.routing.decision import Assessment, Decision
 from router.routing.prompt_blocks import Prompt
+from router.routing.replica_state import ReplicaState
 
 ROUTE_KEY_TOKENS = 1_024
-
-
-class LedgerView(Protocol):
-    """Work booked on one replica; see ``ledger.Ledger``."""
-
-    @property
-    def queued(self) -> int:
-        """Requests sent that have not shown a first token."""
-
-    @property
-    def decoding(self) -> int:
-        """Requests past their first token."""
-
-    @property
-    def in_flight(self) -> int:
-        """``queued + decoding``."""
-
-    @property
-    def outstanding_tokens(self) -> int:
-        """Uncached prompt tokens and expected reply tokens of everything in flight."""
-
-    @property
-    def load(self) -> float:
-        """``utilization``, at most a quarter of a second old."""
-
-    def backlog_s(self, now: float) -> float:
-        """Seconds of prefill ahead of a request sent now."""
-
-    def utilization(self, now: float) -> float:
-        """Share of the last minute that prefill sent here fills, 0 to 0.95."""
-
-
-class CostView(Protocol):
-    """What work costs on one replica; see ``calibration.ReplicaCost``."""
-
-    def prefill_s(self, new_tokens: int, position: int) -> float:
-        """Seconds to prefill ``new_tokens`` after ``position`` cached ones."""
-
-    def step_s(self, sequences: int) -> float:
-        """Seconds of one decode step with ``sequences`` requests."""
-
-
-class HeldView(Protocol):
-    """Requests that wait in the router for one replica; see ``hold.HoldQueue``."""
-
-    def __len__(self) -> int: ...
-
-    def ahead_s(self, prefill_s: float) -> float:
-        """Prefill seconds that go before a newcomer of ``prefill_s``."""
-
-    def behind(self, prefill_s: float) -> int:
-        """How many a newcomer of ``prefill_s`` would go before."""
-
-
-class Candidate(Protocol):
-    """A usable replica as a policy sees it. Reading changes nothing."""
-
-    @property
-    def index(self) -> int:
-        """Position in the fleet; ``RoutingRequest.matched_tokens`` is indexed by it."""
-
-    @property
-    def name(self) -> str:
-        """The replica's name, unique in the fleet and the same in every router."""
-
-    @property
-    def weight(self) -> float:
-        """Relative size from the config; 1.0 unless set."""
-
-    @property
-    def ledger(self) -> LedgerView: ...
-
-    @property
-    def cost(self) -> CostView: ...
-
-    @property
-    def held(self) -> HeldView: ...
-
-    @property
-    def room_price_s(self) -> float:
-        """Seconds that taking more KV room costs: 0 until the replica's KV is nearly full."""
 
 
 class MatchedTokens(Sequence[int]):
@@ -187,11 +107,11 @@ class Policy(Protocol):
     samples: bool
     """True: of a large fleet a few candidates will do (``shortlist.py``). False: it must see all."""
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Decision:
+    def choose(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> Decision:
         """The decision for ``request``. ``candidates`` are usable and not yet tried."""
 
     def copy(self) -> "Policy":
         """An independent one in the same state: what it chooses does not change what this one will."""
 
-    def assess(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Assessment]:
+    def assess(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> list[Assessment]:
         """What each candidate would cost, in the candidates' order; chooses nothing."""

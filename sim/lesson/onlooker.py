@@ -18,7 +18,7 @@ from router.routing.in_flight import InFlight
 from router.routing.policies.own_delay import decide_by_load
 from router.routing.prompt_blocks import Prompt
 from router.routing.replica_state import ReplicaState
-from router.routing.view import Candidate, Policy, RoutingRequest
+from router.routing.view import Policy, RoutingRequest
 from sim.lesson.shown_candidates import FrozenLedgers, shown
 from sim.watcher import Watcher
 
@@ -117,7 +117,7 @@ class Onlooker(Watcher):
 
     # --- decisions --------------------------------------------------------------------------------
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Decision:
+    def choose(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> Decision:
         """In turn before the burst; then what the rule makes of what it is shown."""
         if request.now < self._from_s:
             self._turn += 1
@@ -158,6 +158,6 @@ class Onlooker(Watcher):
             expected_output_tokens=request.expected_output_tokens,
         )
 
-    def assess(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Assessment]:
+    def assess(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> list[Assessment]:
         """As the rule is shown things."""
         return self._rule.assess(request, candidates)

@@ -5,84 +5,35 @@ and hits tell candidates apart.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
+from router.routing.calibration import FleetSpeed, ReplicaCost
+from router.routing.ledger import Ledger
 from router.routing.replica_state import ReplicaState
-from router.routing.view import Candidate, CostView, HeldView, LedgerView
+
+COST = ReplicaCost(FleetSpeed(), PrefillCost(0.008, 62.5e-6, 64_000.0), DecodeCost(0.008, 60e-6))
+"""The emulated replica's; nothing is ever learned here."""
+
+
+def shown(candidate: ReplicaState, ledger: Ledger) -> ReplicaState:
+    """``candidate`` as if it had ``ledger``, and cost what is given."""
+    twin = ReplicaState(candidate.index, candidate.spec, candidate.health, COST)
+    twin.ledger = ledger
+    twin.held = candidate.held
+    twin.room_price_s = candidate.room_price_s
+    return twin
 
 
 @dataclass(frozen=True, slots=True)
-class FrozenLedger:
-    """A ledger at one time. What was queued then is worked off; what was sent since is not there."""
+class Reading:
+    """A ledger's figures at one time."""
 
-    queued: int
-    decoding: int
-    outstanding_tokens: int
-    free_at: float
-    load: float
-
-    @property
-    def in_flight(self) -> int:
-        """``queued + decoding``."""
-        return self.queued + self.decoding
-
-    def backlog_s(self, now: float) -> float:
-        """What is left of what was queued."""
-        return max(0.0, self.free_at - now)
-
-    def utilization(self, now: float) -> float:
-        """As it was."""
-        return self.load
-
-
-@dataclass(frozen=True, slots=True)
-class GivenCost:
-    """What work costs, exactly."""
-
-    prefill: PrefillCost
-    decode: DecodeCost
-
-    def prefill_s(self, new_tokens: int, position: int) -> float:
-        """Seconds to prefill ``new_tokens`` after ``position`` cached ones."""
-        return self.prefill.seconds(new_tokens, position)
-
-    def step_s(self, sequences: int) -> float:
-        """Seconds of one decode step."""
-        return self.decode.step_seconds(sequences)
-
-
-# The emulated replica's.
-COST = GivenCost(PrefillCost(0.008, 62.5e-6, 64_000.0), DecodeCost(0.008, 60e-6))
-
-
-@dataclass(frozen=True, slots=True)
-class ShownCandidate:
-    """A candidate with a given cost, and its own ledger or an old one."""
-
-    index: int
-    name: str
-    weight: float
-    ledger: LedgerView
-    cost: CostView
-    held: HeldView
-    room_price_s: float
-
-
-def shown(candidate: Candidate, ledger: LedgerView) -> ShownCandidate:
-    """``candidate`` as if it had ``ledger``."""
-    return ShownCandidate(
-        candidate.index,
-        candidate.name,
-        candidate.weight,
-        ledger,
-        COST,
-        candidate.held,
-        candidate.room_price_s,
-    )
-
-
-NEVER_READ = FrozenLedger(0, 0, 0, float("-inf"), 0.0)
+    queued: int = 0
+    decoding: int = 0
+    outstanding_tokens: int = 0
+    free_at: float = float("-inf")
+    load: float = 0.0
 
 
 class FrozenLedgers:
@@ -91,7 +42,7 @@ class FrozenLedgers:
     __slots__ = ("_seen", "read_at_s")
 
     def __init__(self) -> None:
-        self._seen: dict[int, FrozenLedger] = {}
+        self._seen: dict[int, Reading] = {}
         self.read_at_s = 0.0
         """When they were last read."""
 
@@ -100,7 +51,7 @@ class FrozenLedgers:
         self.read_at_s = now
         for replica in replicas:
             ledger = replica.ledger
-            self._seen[replica.index] = FrozenLedger(
+            self._seen[replica.index] = Reading(
                 ledger.queued,
                 ledger.decoding,
                 ledger.outstanding_tokens,
@@ -108,9 +59,12 @@ class FrozenLedgers:
                 ledger.utilization(now),
             )
 
-    def ledger(self, replica: int, now: float) -> FrozenLedger:
-        """A replica's ledger as the last metrics show it, what was queued then worked off since."""
-        ledger = self._seen.get(replica, NEVER_READ)
-        if ledger.queued and ledger.free_at <= now:
-            return replace(ledger, queued=0, decoding=ledger.in_flight)
-        return ledger
+    def ledger(self, replica: int, now: float) -> Ledger:
+        """A replica's ledger as the last metrics show it: what was queued then is worked off, what was sent
+        since is not there.
+        """
+        seen = self._seen.get(replica, Reading())
+        left_s = max(0.0, seen.free_at - now)
+        queued = seen.queued if left_s else 0
+        decoding = seen.decoding + seen.queued - queued
+        return Ledger.as_read(queued, decoding, seen.outstanding_tokens, left_s, seen.load, now)

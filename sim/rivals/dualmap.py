@@ -17,7 +17,8 @@ from router.routing.decision import Decision
 from router.routing.policies.own_delay import assess_own_delay
 from router.routing.policies.rendezvous import home
 from router.routing.prompt_blocks import Prompt
-from router.routing.view import Candidate, RoutingRequest
+from router.routing.replica_state import ReplicaState
+from router.routing.view import RoutingRequest
 from sim.rivals.rule import Rule, decision
 
 SLO_TTFT_S = 5.0
@@ -39,7 +40,7 @@ class DualMap(Rule):
         """Remember the keys of the prompt that is asked about."""
         self._keys = prompt.keys
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Decision:
+    def choose(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> Decision:
         """The better of two homes."""
         key = self._hashed_key(len(candidates))
         if key is None or len(candidates) == 1:

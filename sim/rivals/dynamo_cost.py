@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from router.routing.counted_holders import CountedHolders
 from router.routing.in_flight import InFlight
 from router.routing.prompt_blocks import Prompt
-from router.routing.view import Candidate, RoutingRequest
+from router.routing.replica_state import ReplicaState
+from router.routing.view import RoutingRequest
 from sim.rivals.pending_prefill import PendingPrefill
 from sim.rivals.rule import ScoreRule
 
@@ -40,7 +41,7 @@ class DynamoCost(ScoreRule):
         self._keys = prompt.keys
         self._block_tokens = prompt.layout.end(1)
 
-    def scores(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[float]:
+    def scores(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> list[float]:
         """Blocks."""
         size, matched = self._block_tokens, request.matched_tokens
         own = -(-request.prompt_tokens // size)
@@ -53,7 +54,7 @@ class DynamoCost(ScoreRule):
             scores.append(max(prefill, 0.0) + held)
         return scores
 
-    def _shared(self, candidates: Sequence[Candidate]) -> dict[int, int]:
+    def _shared(self, candidates: Sequence[ReplicaState]) -> dict[int, int]:
         """By replica: blocks of the prompt that its active requests hold already."""
         counts = {candidate.index: 0 for candidate in candidates}
         masks = self._active.masks

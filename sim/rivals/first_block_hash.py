@@ -11,7 +11,8 @@ from router.routing.decision import Decision, Reason
 from router.routing.policies.own_delay import decide_by_load
 from router.routing.policies.rendezvous import DEFAULT_BOUND, home
 from router.routing.prompt_blocks import Prompt
-from router.routing.view import Candidate, RoutingRequest
+from router.routing.replica_state import ReplicaState
+from router.routing.view import RoutingRequest
 from sim.rivals.rule import Rule
 
 
@@ -26,10 +27,10 @@ class FirstBlockHash(Rule):
         """Its first block is the key."""
         self._key = prompt.keys[0] if prompt.keys else None
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Decision:
+    def choose(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> Decision:
         """The key's home, or the next in its order; without a key, any."""
         if self._key is None:
             return decide_by_load(request, self.rng.choice(candidates))
         chosen, first = home(self._key.to_bytes(8, "little"), candidates, DEFAULT_BOUND)
         decision = decide_by_load(request, chosen)
-        return decision if first else decision._replace(reason=Reason.SPILL)
+        return decision if first else decision.because(Reason.SPILL)

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 
 from router.routing.decision import Decision
 from router.routing.in_flight import InFlight
-from router.routing.view import Candidate, RoutingRequest
+from router.routing.replica_state import ReplicaState
+from router.routing.view import RoutingRequest
 from sim.rivals.pending_prefill import PendingPrefill
 from sim.rivals.rule import Rule, decision, least
 
@@ -33,12 +34,12 @@ class LlmdSticky(Rule):
         super().__init__(rng)
         self._pending = PendingPrefill()
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Decision:
+    def choose(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> Decision:
         """Filter, then the least tokens in flight."""
         pending, matched, tokens = self._pending.tokens, request.matched_tokens, request.prompt_tokens
         sticky = [c for c in candidates if matched[c.index] >= AFFINITY_SHARE * tokens]
         others = [c for c in candidates if matched[c.index] < AFFINITY_SHARE * tokens]
-        considered: Sequence[Candidate] = sticky or candidates
+        considered: Sequence[ReplicaState] = sticky or candidates
         if sticky and others:
             warm = min(pending(c.index) for c in sticky)
             cold = min(pending(c.index) for c in others)

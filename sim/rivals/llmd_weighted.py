@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from replica.contract.load_report import LoadReport
 from router.routing.replica_state import ReplicaState
-from router.routing.view import Candidate, RoutingRequest
+from router.routing.view import RoutingRequest
 from sim.rivals.rule import ScoreRule
 
 QUEUE, MEMORY, PREFIX = 2.0, 2.0, 3.0
@@ -40,7 +40,7 @@ class LlmdWeighted(ScoreRule):
                 self._waiting[index] = report.waiting or 0
                 self._kv_usage[index] = report.kv_usage or 0.0
 
-    def scores(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[float]:
+    def scores(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> list[float]:
         """The weighted sum with its sign turned: the least is the best."""
         waiting = [self._waiting.get(candidate.index, 0) for candidate in candidates]
         longest, shortest = max(waiting), min(waiting)

@@ -14,7 +14,8 @@ import random
 from collections.abc import Sequence
 
 from router.routing.in_flight import InFlight
-from router.routing.view import Candidate, RoutingRequest
+from router.routing.replica_state import ReplicaState
+from router.routing.view import RoutingRequest
 from sim.rivals.pending_prefill import PendingPrefill
 from sim.rivals.rule import ScoreRule
 
@@ -26,7 +27,7 @@ class LMetric(ScoreRule):
         super().__init__(rng)
         self._pending = PendingPrefill()
 
-    def scores(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[float]:
+    def scores(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> list[float]:
         """Tokens times requests."""
         pending, matched = self._pending.tokens, request.matched_tokens
         return [

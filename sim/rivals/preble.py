@@ -18,7 +18,8 @@ from statistics import median
 from router.routing.decision import Assessment, Decision
 from router.routing.in_flight import InFlight
 from router.routing.policies.own_delay import assess_own_delay
-from router.routing.view import Candidate, RoutingRequest
+from router.routing.replica_state import ReplicaState
+from router.routing.view import RoutingRequest
 from sim.rivals.rule import Rule, decision, least
 
 WINDOW_S = 180.0
@@ -39,7 +40,7 @@ class PrebleE2(Rule):
         self._median_answer = 256.0
         self._hit_tokens = self._tokens = 1.0
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Decision:
+    def choose(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> Decision:
         """Exploit or explore."""
         rows = assess_own_delay(request, candidates)
         longest = max(row.matched_tokens for row in rows)
@@ -53,7 +54,7 @@ class PrebleE2(Rule):
             return decision(request, candidates, lightest)
         return decision(request, candidates, least(self._costs(rows, loads), candidates, self.rng))
 
-    def assess(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Assessment]:
+    def assess(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> list[Assessment]:
         """The explore cost of every candidate."""
         rows = assess_own_delay(request, candidates)
         loads = [self._load(candidate.index, request.now) for candidate in candidates]

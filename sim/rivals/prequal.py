@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router.routing.decision import Decision
-from router.routing.view import Candidate, RoutingRequest
+from router.routing.replica_state import ReplicaState
+from router.routing.view import RoutingRequest
 from sim.rivals.rule import Rule, decision
 
 PROBES_PER_REQUEST = 3
@@ -46,7 +47,7 @@ class Prequal(Rule):
         self._levels: deque[int] = deque(maxlen=RECENT)
         self._drop_oldest = False
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Decision:
+    def choose(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> Decision:
         """Probe, then the hot-cold rule."""
         self._probe(candidates, request.now)
         by_index = {candidate.index: candidate for candidate in candidates}
@@ -65,7 +66,7 @@ class Prequal(Rule):
         self._drop(hot)
         return decision(request, candidates, chosen)
 
-    def _probe(self, candidates: Sequence[Candidate], now: float) -> None:
+    def _probe(self, candidates: Sequence[ReplicaState], now: float) -> None:
         self._pool = [p for p in self._pool if p.uses_left > 0 and now - p.at_s <= MAX_AGE_S]
         for candidate in self.rng.sample(list(candidates), min(PROBES_PER_REQUEST, len(candidates))):
             in_flight, backlog_s = candidate.ledger.in_flight, candidate.ledger.backlog_s(now)

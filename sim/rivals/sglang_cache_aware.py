@@ -19,7 +19,8 @@ from router.routing.decision import Decision
 from router.routing.in_flight import InFlight
 from router.routing.prefix_index import PrefixIndex
 from router.routing.prompt_blocks import Prompt
-from router.routing.view import Candidate, RoutingRequest
+from router.routing.replica_state import ReplicaState
+from router.routing.view import RoutingRequest
 from sim.rivals.rule import Rule, decision
 
 CACHE_THRESHOLD = 0.3
@@ -42,7 +43,7 @@ class SglangCacheAware(Rule):
         """Remember whose prompt is asked about."""
         self._prompt = prompt
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Decision:
+    def choose(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> Decision:
         """Balance, match, or least loaded."""
         loads = [candidate.ledger.in_flight for candidate in candidates]
         highest, lowest = max(loads), min(loads)

@@ -1,59 +1,46 @@
-"""Candidates for policy tests: plain values with the attributes a policy reads."""
+"""Candidates for policy tests: replicas in any state, put there directly."""
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from router.routing.hold_queue import HoldQueue
+from replica.contract.prefill_cost import DecodeCost, PrefillCost
+from router.routing.calibration import FleetSpeed, ReplicaCost
+from router.routing.health import Health, HealthSettings
+from router.routing.ledger import Ledger
 from router.routing.policies import POLICIES
+from router.routing.replica_state import ReplicaSpec, ReplicaState
 from router.routing.view import Policy, RoutingRequest
 
 
-@dataclass
-class FakeLedger:
-    queued: int = 0
-    decoding: int = 0
-    outstanding_tokens: int = 0
-    backlog: float = 0.0
-    load: float = 0.0
-
-    @property
-    def in_flight(self) -> int:
-        return self.queued + self.decoding
-
-    def backlog_s(self, now: float) -> float:
-        return self.backlog
-
-    def utilization(self, now: float) -> float:
-        return self.load
+def standing(
+    *,
+    queued: int = 0,
+    decoding: int = 0,
+    outstanding_tokens: int = 0,
+    backlog: float = 0.0,
+    load: float = 0.0,
+) -> Ledger:
+    """A ledger at time 0; where there is a backlog something is queued."""
+    return Ledger.as_read(queued or int(backlog > 0.0), decoding, outstanding_tokens, backlog, load, 0.0)
 
 
-@dataclass
-class FakeCost:
-    per_token_s: float = 1e-4
-    step: float = 0.01
-
-    def prefill_s(self, new_tokens: int, position: int) -> float:
-        return self.per_token_s * new_tokens * (1 + (position + new_tokens / 2) / 64_000)
-
-    def step_s(self, sequences: int) -> float:
-        return self.step * (1 + sequences / 100)
+def given_cost(per_token_s: float = 1e-4, step_s: float = 0.01) -> ReplicaCost:
+    """The quadratic term doubles the first token's price 64,000 tokens in; 100 streams double a step."""
+    return ReplicaCost(
+        FleetSpeed(), PrefillCost(0.0, per_token_s, 64_000.0), DecodeCost(step_s, step_s / 100.0)
+    )
 
 
-@dataclass
-class FakeCandidate:
-    index: int
-    ledger: FakeLedger = field(default_factory=FakeLedger)
-    cost: FakeCost = field(default_factory=FakeCost)
-    room_price_s: float = 0.0
-    weight: float = 1.0
-    held: HoldQueue = field(default_factory=HoldQueue)
-
-    @property
-    def name(self) -> str:
-        return f"replica-{self.index}"
+def candidate(
+    index: int, ledger: Ledger | None = None, cost: ReplicaCost | None = None, *, weight: float = 1.0
+) -> ReplicaState:
+    """A healthy replica that stands so."""
+    spec = ReplicaSpec(f"replica-{index}", f"http://127.0.0.1:{9_000 + index}", weight=weight)
+    made = ReplicaState(index, spec, Health(HealthSettings()), cost or given_cost())
+    made.ledger = ledger or standing()
+    return made
 
 
 def request(
@@ -82,22 +69,22 @@ def policy(kind: str, seed: int = 1) -> Policy:
 
 
 @st.composite
-def fleets(draw: st.DrawFn) -> tuple[RoutingRequest, list[FakeCandidate]]:
+def fleets(draw: st.DrawFn) -> tuple[RoutingRequest, list[ReplicaState]]:
     """A request and 1 to 6 candidates in any state."""
     count = draw(st.integers(1, 6))
     tokens = draw(st.integers(1, 50_000))
     matched = [draw(st.one_of(st.just(0), st.integers(0, tokens - 1))) for _ in range(count)]
     candidates = [
-        FakeCandidate(
+        candidate(
             index,
-            FakeLedger(
+            standing(
                 queued=draw(st.integers(0, 20)),
                 decoding=draw(st.integers(0, 100)),
                 outstanding_tokens=draw(st.integers(0, 10**6)),
                 backlog=draw(st.floats(0, 20)),
                 load=draw(st.floats(0, 0.95)),
             ),
-            FakeCost(draw(st.floats(1e-6, 1e-3))),
+            given_cost(draw(st.floats(1e-6, 1e-3))),
         )
         for index in range(count)
     ]

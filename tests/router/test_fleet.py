@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replica.contract.load_report import LoadReport
-from router.routing.decision import NoReplica, Reason
+from router.routing.decision import Decision, NoReplica, Reason
 from router.routing.fleet import Fleet
 from router.routing.fleet_settings import FleetSettings
 from router.routing.health import HealthSettings
@@ -49,6 +49,18 @@ def prompt(*blocks: int, tail: int = 3, stream: bool = True, model: str | None =
 
 def send(fleet: Fleet, asked: Prompt, now: float) -> InFlight:
     return fleet.sent(asked, fleet.decide(asked, now), now)
+
+
+def at(replica: int, decision: Decision) -> Decision:
+    """The same decision for another replica."""
+    return Decision(
+        replica,
+        decision.reason,
+        decision.matched_tokens,
+        decision.wait_s,
+        decision.prefill_s,
+        decision.saved_s,
+    )
 
 
 def at_rest(fleet: Fleet) -> bool:
@@ -171,9 +183,7 @@ def test_a_hot_prefix_gets_more_homes_and_a_cold_one_does_not(questions: int, mo
     fleet = make_fleet(4)
     document = range(600)
     for n in range(max(1, questions)):
-        warm = fleet.sent(
-            asked := prompt(*document, 1_000 + n), fleet.decide(asked, 0.0)._replace(replica=0), 0.0
-        )
+        warm = fleet.sent(asked := prompt(*document, 1_000 + n), at(0, fleet.decide(asked, 0.0)), 0.0)
         fleet.first_token(warm, 1.0)
         fleet.finished(warm, 1.1, Usage(9_619, 5, 0 if n == 0 else 9_600))
     for _ in range(200):  # arrivals that make a copy dear
@@ -305,7 +315,7 @@ def test_a_refused_prompt_leaves_neither_load_nor_a_hole_in_the_index() -> None:
     loads = [replica.ledger.load for replica in fleet.replicas]
     for number in range(3):
         asked = prompt(*range(10_000 * number + 1_000, 10_000 * number + 21_000))
-        refused = fleet.sent(asked, fleet.decide(asked, 1.0)._replace(replica=home.index), 1.0)
+        refused = fleet.sent(asked, at(home.index, fleet.decide(asked, 1.0)), 1.0)
         assert home.ledger.load > 0.05
         fleet.refused(refused, 1.01)
     assert [replica.ledger.load for replica in fleet.replicas] == pytest.approx(loads, abs=5e-3)

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from replica.contract.prefill_cost import DecodeCost, PrefillCost
+from router.routing.calibration import FleetSpeed, ReplicaCost
 from router.routing.decision import Reason
 from router.routing.policies import POLICIES
 from router.routing.policies.bounded_hash import BoundedHash
@@ -16,10 +18,11 @@ from router.routing.policies.load_measure import LOAD_MEASURES
 from router.routing.policies.prefix_affinity import PrefixAffinity
 from router.routing.policies.session import Session
 from router.routing.prompt_blocks import Prompt, UniformLayout
+from router.routing.replica_state import ReplicaState
 from router.routing.view import RoutingRequest
-from tests.router.candidates import FakeCandidate, FakeCost, FakeLedger, fleets, policy, request
+from tests.router.candidates import candidate, fleets, given_cost, policy, request, standing
 
-Case = tuple[RoutingRequest, list[FakeCandidate]]
+Case = tuple[RoutingRequest, list[ReplicaState]]
 
 
 @pytest.mark.parametrize("kind", POLICIES)
@@ -31,7 +34,7 @@ class TestEveryPolicy:
         decision = policy(kind, seed).choose(asked, candidates)
         chosen = candidates[decision.replica]
         assert decision.matched_tokens == asked.matched_tokens[decision.replica]
-        assert decision.wait_s == chosen.ledger.backlog
+        assert decision.wait_s == chosen.ledger.backlog_s(0.0)
         new = asked.prompt_tokens - decision.matched_tokens
         assert decision.prefill_s == pytest.approx(chosen.cost.prefill_s(new, decision.matched_tokens))
         cold = chosen.cost.prefill_s(asked.prompt_tokens, 0)
@@ -51,18 +54,18 @@ class TestEveryPolicy:
         assert [row.matched_tokens for row in rows] == list(asked.matched_tokens)
 
     def test_candidates_need_not_start_at_zero(self, kind: str) -> None:
-        candidates = [FakeCandidate(5), FakeCandidate(7)]
+        candidates = [candidate(5), candidate(7)]
         decision = policy(kind).choose(request(100, [0] * 8), candidates)
         assert decision.replica in (5, 7)
 
     def test_idle_equals_share_the_load(self, kind: str) -> None:
-        chooser, candidates = policy(kind), [FakeCandidate(index) for index in range(4)]
+        chooser, candidates = policy(kind), [candidate(index) for index in range(4)]
         counts = Counter(chooser.choose(request(100, [0] * 4), candidates).replica for _ in range(2_000))
         assert min(counts.values()) > 400 and len(counts) == 4
 
 
 def test_round_robin_counts_differ_by_at_most_one() -> None:
-    chooser, candidates = policy("round_robin"), [FakeCandidate(index) for index in range(5)]
+    chooser, candidates = policy("round_robin"), [candidate(index) for index in range(5)]
     counts: Counter[int] = Counter()
     for _ in range(23):
         counts[chooser.choose(request(10, [0] * 5), candidates).replica] += 1
@@ -70,7 +73,7 @@ def test_round_robin_counts_differ_by_at_most_one() -> None:
 
 
 def test_round_robin_goes_on_when_one_leaves() -> None:
-    chooser, candidates = policy("round_robin"), [FakeCandidate(index) for index in range(3)]
+    chooser, candidates = policy("round_robin"), [candidate(index) for index in range(3)]
     asked = request(10, [0] * 3)
     assert chooser.choose(asked, candidates).replica == 0
     assert chooser.choose(asked, [candidates[0], candidates[2]]).replica == 2
@@ -89,14 +92,14 @@ def test_least_loaded_chooses_no_busier_one(measure: str, case: Case) -> None:
 
 def test_weight_scales_load() -> None:
     candidates = [
-        FakeCandidate(0, FakeLedger(outstanding_tokens=300), weight=4.0),
-        FakeCandidate(1, FakeLedger(outstanding_tokens=100)),
+        candidate(0, standing(outstanding_tokens=300), weight=4.0),
+        candidate(1, standing(outstanding_tokens=100)),
     ]
     assert policy("least_loaded").choose(request(10, [0, 0]), candidates).replica == 0
 
 
 def test_power_of_two_never_takes_the_busiest_alone() -> None:
-    candidates = [FakeCandidate(index, FakeLedger(outstanding_tokens=index)) for index in range(3)]
+    candidates = [candidate(index, standing(outstanding_tokens=index)) for index in range(3)]
     chooser = policy("power_of_two")
     counts = Counter(chooser.choose(request(10, [0] * 3), candidates).replica for _ in range(600))
     assert counts[2] == 0 and counts[0] > counts[1] > 0
@@ -114,13 +117,13 @@ def ask(kind: str, key: int) -> RoutingRequest:
 @pytest.mark.parametrize("kind", ["session", "bounded_hash"])
 class TestHashing:
     def test_one_key_one_replica_and_keys_spread(self, kind: str) -> None:
-        chooser, candidates = policy(kind), [FakeCandidate(index) for index in range(4)]
+        chooser, candidates = policy(kind), [candidate(index) for index in range(4)]
         homes = [chooser.choose(ask(kind, key), candidates).replica for key in range(2_000)]
         assert homes == [chooser.choose(ask(kind, key), candidates).replica for key in range(2_000)]
         assert max(Counter(homes).values()) < 1.25 * min(Counter(homes).values())
 
     def test_only_the_keys_of_a_replica_that_leaves_move(self, kind: str) -> None:
-        chooser, candidates = policy(kind), [FakeCandidate(index) for index in range(4)]
+        chooser, candidates = policy(kind), [candidate(index) for index in range(4)]
         before = [chooser.choose(ask(kind, key), candidates).replica for key in range(500)]
         after = [chooser.choose(ask(kind, key), candidates[:3]).replica for key in range(500)]
         assert [a for a, b in zip(after, before, strict=True) if b != 3] == [b for b in before if b != 3]
@@ -128,7 +131,7 @@ class TestHashing:
     @pytest.mark.parametrize("bound", [1.0, 1.25, 2.0])
     def test_B126_a_heavy_key_is_bounded(self, kind: str, bound: float) -> None:
         chooser = {"session": Session, "bounded_hash": BoundedHash}[kind](random.Random(1), bound)
-        candidates = [FakeCandidate(index) for index in range(4)]
+        candidates = [candidate(index) for index in range(4)]
         for sent in range(100):  # all one key, nothing finishes
             decision = chooser.choose(ask(kind, 1), candidates)
             candidates[decision.replica].ledger.queued += 1
@@ -137,13 +140,13 @@ class TestHashing:
 
     def test_weights_share_in_proportion(self, kind: str) -> None:
         chooser = policy(kind)
-        candidates = [FakeCandidate(0, weight=3.0), FakeCandidate(1)]
+        candidates = [candidate(0, weight=3.0), candidate(1)]
         counts = Counter(chooser.choose(ask(kind, key), candidates).replica for key in range(4_000))
         assert counts[0] / counts[1] == pytest.approx(3.0, rel=0.15)
 
 
 def test_B126_no_session_is_not_one_session() -> None:
-    candidates = [FakeCandidate(index) for index in range(4)]
+    candidates = [candidate(index) for index in range(4)]
     for empty in (None, ""):
         asked, chooser = request(100, [0] * 4), policy("session")
         asked.session = empty
@@ -153,10 +156,10 @@ def test_B126_no_session_is_not_one_session() -> None:
 # --- prefix affinity: the spill threshold ---------------------------------------------------------
 
 
-def spill_case(home_wait: float, *, saved_tokens: int = 2_900) -> tuple[RoutingRequest, list[FakeCandidate]]:
+def spill_case(home_wait: float, *, saved_tokens: int = 2_900) -> tuple[RoutingRequest, list[ReplicaState]]:
     """Home 0 with 2,900 of 3,300 tokens cached at 31 µs a token (a hit worth 90 ms), 1 idle."""
-    cost = FakeCost(31e-6)
-    candidates = [FakeCandidate(0, FakeLedger(backlog=home_wait), cost), FakeCandidate(1, FakeLedger(), cost)]
+    cost = given_cost(31e-6)
+    candidates = [candidate(0, standing(backlog=home_wait), cost), candidate(1, standing(), cost)]
     return request(3_300, [saved_tokens, 0]), candidates
 
 
@@ -192,14 +195,14 @@ def test_home_is_left_only_beyond_the_threshold(case: Case, price: float) -> Non
 
 def test_the_worked_example_of_the_priced_rule() -> None:
     """docs/routing.md: 1.20 against 1.20; one millisecond more at home and it spills."""
-    cost_home, cost_other = FakeCost(step=0.0), FakeCost(step=0.0)
-    cost_home.prefill_s = lambda new, position: 0.10  # type: ignore[method-assign]
-    cost_other.prefill_s = lambda new, position: 0.60  # type: ignore[method-assign]
+    nothing = DecodeCost(0.0, 0.0)
+    cost_home = ReplicaCost(FleetSpeed(), PrefillCost(0.10, 0.0, 64_000.0), nothing)
+    cost_other = ReplicaCost(FleetSpeed(), PrefillCost(0.60, 0.0, 64_000.0), nothing)
     asked = request(10_000, [8_000, 0], arrivals=1.0, price=0.05)
 
     def total(wait: float) -> list[float]:
-        home = FakeCandidate(0, FakeLedger(decoding=20, backlog=wait), cost_home)
-        other = FakeCandidate(1, FakeLedger(), cost_other)
+        home = candidate(0, standing(queued=1, decoding=19, backlog=wait), cost_home)
+        other = candidate(1, standing(), cost_other)
         return [row.total_s for row in policy("predicted_finish").assess(asked, [home, other])]
 
     # λ is A/N (W + T): 1.0 at home; at the idle one it is 0.6, so that its cost is 0.96, not 1.20.
@@ -253,24 +256,26 @@ def test_more_load_never_makes_a_replica_cheaper(
     chooser = policy("predicted_finish")
     before = chooser.assess(asked, candidates)[0].total_s
     ledger = candidates[0].ledger
-    ledger.queued += queued
-    ledger.decoding += decoding
-    ledger.backlog += backlog
+    candidates[0].ledger = standing(
+        queued=ledger.queued + queued,
+        decoding=ledger.decoding + decoding,
+        backlog=ledger.backlog_s(0.0) + backlog,
+        load=ledger.load,
+    )
     assert chooser.assess(asked, candidates)[0].total_s >= before * (1 - 1e-9)
 
 
 def test_stays_warm_when_idle_and_spills_when_home_is_swamped() -> None:
-    candidates = [FakeCandidate(0), FakeCandidate(1)]
+    candidates = [candidate(0), candidate(1)]
     asked = request(4_000, [3_500, 0], arrivals=1.0, price=0.1)
     assert policy("predicted_finish").choose(asked, candidates).reason is Reason.WARM
-    candidates[0].ledger.backlog = 5.0
-    candidates[0].ledger.queued = 12
+    candidates[0].ledger = standing(queued=12, backlog=5.0)
     decision = policy("predicted_finish").choose(asked, candidates)
     assert (decision.replica, decision.reason) == (1, Reason.SPILL)
 
 
 def test_a_shared_system_prompt_does_not_pile_up() -> None:
     """With every replica warm for the head, running streams alone tell them apart."""
-    candidates = [FakeCandidate(index, FakeLedger(decoding=index * 5)) for index in range(3)]
+    candidates = [candidate(index, standing(decoding=index * 5)) for index in range(3)]
     asked = request(1_300, [1_200, 1_200, 1_200], arrivals=0.5, price=0.1)
     assert policy("predicted_finish").choose(asked, candidates).replica == 0

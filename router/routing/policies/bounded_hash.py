@@ -7,7 +7,8 @@ from router.routing.decision import Assessment, Decision, Reason
 from router.routing.policies.least_loaded import LeastLoaded
 from router.routing.policies.own_delay import assess_own_delay, decide_by_load
 from router.routing.policies.rendezvous import DEFAULT_BOUND, home
-from router.routing.view import Candidate, RoutingRequest
+from router.routing.replica_state import ReplicaState
+from router.routing.view import RoutingRequest
 
 
 class BoundedHash:
@@ -24,15 +25,15 @@ class BoundedHash:
         self._bound = bound
         self._without = LeastLoaded(rng)
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Decision:
+    def choose(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> Decision:
         """The key's home, or the next in its order when home is over its bound."""
         if request.route_key is None:
             return self._without.choose(request, candidates)
         chosen, first = home(request.route_key.to_bytes(8, "little"), candidates, self._bound)
         decision = decide_by_load(request, chosen)
         if not first:
-            return decision._replace(reason=Reason.SPILL)
-        return decision._replace(reason=Reason.WARM if decision.matched_tokens else Reason.COLD)
+            return decision.because(Reason.SPILL)
+        return decision.because(Reason.WARM if decision.matched_tokens else Reason.COLD)
 
     def copy(self) -> "BoundedHash":
         """An independent one in the same state."""
@@ -40,6 +41,6 @@ class BoundedHash:
         twin._without = self._without.copy()
         return twin
 
-    def assess(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Assessment]:
+    def assess(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> list[Assessment]:
         """Wait and prefill, for information: the hash decides."""
         return assess_own_delay(request, candidates)

@@ -7,7 +7,8 @@ from router.routing.decision import Assessment, Decision
 from router.routing.policies.load_measure import LOAD_MEASURES
 from router.routing.policies.own_delay import assess_own_delay, decide_by_load
 from router.routing.policies.same_state import same_state
-from router.routing.view import Candidate, RoutingRequest
+from router.routing.replica_state import ReplicaState
+from router.routing.view import RoutingRequest
 
 
 class LeastLoaded:
@@ -20,7 +21,7 @@ class LeastLoaded:
         self._measure = measure
         self._load = LOAD_MEASURES[measure]
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Decision:
+    def choose(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> Decision:
         """The least loaded candidate."""
         least, best = float("inf"), []
         for candidate in candidates:
@@ -35,7 +36,7 @@ class LeastLoaded:
         """An independent one in the same state."""
         return LeastLoaded(same_state(self._rng), self._measure)
 
-    def assess(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Assessment]:
+    def assess(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> list[Assessment]:
         """Wait and prefill for information; ``total_s`` is the load measure, whatever its unit."""
         return [
             row._replace(total_s=self._load(candidate, request.now))

@@ -1,19 +1,19 @@
 """How loaded a candidate is, by one of several measures; how to choose among loads is the policies' idea."""
 
-from router.routing.view import Candidate
+from router.routing.replica_state import ReplicaState
 
 
-def in_flight(candidate: Candidate, now: float) -> float:
+def in_flight(candidate: ReplicaState, now: float) -> float:
     """Requests sent and not over, per unit of weight."""
     return (candidate.ledger.queued + candidate.ledger.decoding) / candidate.weight
 
 
-def outstanding_tokens(candidate: Candidate, now: float) -> float:
+def outstanding_tokens(candidate: ReplicaState, now: float) -> float:
     """Uncached prompt tokens and expected reply tokens in flight, per unit of weight."""
     return candidate.ledger.outstanding_tokens / candidate.weight
 
 
-def wait(candidate: Candidate, now: float) -> float:
+def wait(candidate: ReplicaState, now: float) -> float:
     """Seconds of prefill backlog."""
     return candidate.ledger.backlog_s(now)
 

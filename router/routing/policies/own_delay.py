@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 from router.routing.decision import Assessment, Decision, Reason
-from router.routing.view import Candidate, RoutingRequest
+from router.routing.replica_state import ReplicaState
+from router.routing.view import RoutingRequest
 
 
-def assess_own_delay(request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Assessment]:
+def assess_own_delay(request: RoutingRequest, candidates: Sequence[ReplicaState]) -> list[Assessment]:
     """Wait and prefill on every candidate; nothing is imposed, the total is their sum."""
     rows = []
     for candidate in candidates:
@@ -17,7 +18,7 @@ def assess_own_delay(request: RoutingRequest, candidates: Sequence[Candidate]) -
     return rows
 
 
-def decide_by_load(request: RoutingRequest, chosen: Candidate) -> Decision:
+def decide_by_load(request: RoutingRequest, chosen: ReplicaState) -> Decision:
     """The decision of a policy that looks at load alone."""
     matched = request.matched_tokens[chosen.index]
     wait = chosen.ledger.backlog_s(request.now)

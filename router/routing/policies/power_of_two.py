@@ -7,7 +7,8 @@ from router.routing.decision import Assessment, Decision
 from router.routing.policies.load_measure import LOAD_MEASURES
 from router.routing.policies.own_delay import assess_own_delay, decide_by_load
 from router.routing.policies.same_state import same_state
-from router.routing.view import Candidate, RoutingRequest
+from router.routing.replica_state import ReplicaState
+from router.routing.view import RoutingRequest
 
 
 class PowerOfTwo:
@@ -20,7 +21,7 @@ class PowerOfTwo:
         self._measure = measure
         self._load = LOAD_MEASURES[measure]
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Decision:
+    def choose(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> Decision:
         """The less loaded of two drawn without replacement."""
         count = len(candidates)
         if count == 1:
@@ -35,6 +36,6 @@ class PowerOfTwo:
         """An independent one in the same state."""
         return PowerOfTwo(same_state(self._rng), self._measure)
 
-    def assess(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Assessment]:
+    def assess(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> list[Assessment]:
         """Wait and prefill for information; which two are drawn is chance."""
         return assess_own_delay(request, candidates)

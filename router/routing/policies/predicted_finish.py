@@ -31,7 +31,8 @@ from collections.abc import Sequence
 
 from router.routing.decision import Assessment, Decision, Reason
 from router.routing.policies.same_state import same_state
-from router.routing.view import Candidate, RoutingRequest
+from router.routing.replica_state import ReplicaState
+from router.routing.view import RoutingRequest
 
 MAX_LATER_ARRIVALS = 32.0
 IDLE_ALIKE = 1.1
@@ -50,20 +51,21 @@ class PredictedFinish:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Decision:
+    def choose(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> Decision:
         """The candidate of least total cost; ties at random."""
         matches, waits, prefills, totals = self._costs(request, candidates)
         least = min(totals)
         best = totals.index(least)
         if totals.count(least) > 1:
-            best = self._rng.choice([i for i, total in enumerate(totals) if total == least])
+            best = self._one_of([i for i, total in enumerate(totals) if total == least])
         elif not candidates[best].ledger.in_flight and not candidates[best].held:
-            best = self._rng.choice(
+            limit, matched = IDLE_ALIKE * least, matches[best]
+            best = self._one_of(
                 [
                     i
                     for i, total in enumerate(totals)
-                    if total <= IDLE_ALIKE * least
-                    and matches[i] == matches[best]
+                    if total <= limit
+                    and matches[i] == matched
                     and not candidates[i].ledger.in_flight
                     and not candidates[i].held
                 ]
@@ -87,11 +89,14 @@ class PredictedFinish:
             waits[warmest] - wait,
         )
 
+    def _one_of(self, alike: list[int]) -> int:
+        return alike[int(self._rng.random() * len(alike))] if len(alike) > 1 else alike[0]
+
     def copy(self) -> "PredictedFinish":
         """An independent one in the same state."""
         return PredictedFinish(same_state(self._rng))
 
-    def assess(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Assessment]:
+    def assess(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> list[Assessment]:
         """Every candidate's cost (module docstring)."""
         return [
             Assessment(candidate.index, matched, wait, prefill, total - wait - prefill, total)
@@ -102,7 +107,7 @@ class PredictedFinish:
 
     @staticmethod
     def _costs(
-        request: RoutingRequest, candidates: Sequence[Candidate]
+        request: RoutingRequest, candidates: Sequence[ReplicaState]
     ) -> tuple[list[int], list[float], list[float], list[float]]:
         """By candidate: matched tokens, seconds of wait, of prefill, in total. Every decision's hot loop."""
         now, tokens, matched_by = request.now, request.prompt_tokens, request.matched_tokens

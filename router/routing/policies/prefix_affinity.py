@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from router.routing.decision import Assessment, Decision, Reason
 from router.routing.policies.own_delay import assess_own_delay
 from router.routing.policies.same_state import same_state
-from router.routing.view import Candidate, RoutingRequest
+from router.routing.replica_state import ReplicaState
+from router.routing.view import RoutingRequest
 
 
 class PrefixAffinity:
@@ -27,7 +28,7 @@ class PrefixAffinity:
         self._rng = rng
         self._price = price
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Decision:
+    def choose(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> Decision:
         """Home, or the best other candidate when waiting at home costs more than its hit saves."""
         rows = assess_own_delay(request, candidates)
         longest = max(row.matched_tokens for row in rows)
@@ -67,6 +68,6 @@ class PrefixAffinity:
         """An independent one in the same state."""
         return PrefixAffinity(same_state(self._rng), self._price)
 
-    def assess(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Assessment]:
+    def assess(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> list[Assessment]:
         """Wait and prefill on every candidate."""
         return assess_own_delay(request, candidates)

@@ -11,12 +11,12 @@ from math import ceil, fsum, inf, log
 
 import mmh3
 
-from router.routing.view import Candidate
+from router.routing.replica_state import ReplicaState
 
 DEFAULT_BOUND = 1.25
 
 
-def home(key: bytes, candidates: Sequence[Candidate], bound: float = inf) -> tuple[Candidate, bool]:
+def home(key: bytes, candidates: Sequence[ReplicaState], bound: float = inf) -> tuple[ReplicaState, bool]:
     """The home of ``key`` among ``candidates``, and whether it is the first choice.
 
     A candidate is passed over while it has as many requests in flight as ``bound`` times the mean of all

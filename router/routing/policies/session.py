@@ -7,7 +7,8 @@ from router.routing.decision import Assessment, Decision, Reason
 from router.routing.policies.own_delay import decide_by_load
 from router.routing.policies.predicted_finish import PredictedFinish
 from router.routing.policies.rendezvous import DEFAULT_BOUND, home
-from router.routing.view import Candidate, RoutingRequest
+from router.routing.replica_state import ReplicaState
+from router.routing.view import RoutingRequest
 
 
 class Session:
@@ -23,12 +24,12 @@ class Session:
         self._bound = bound
         self._without = PredictedFinish(rng)
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Decision:
+    def choose(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> Decision:
         """The session's home, or the next in its order when home is over its bound."""
         if not request.session:
             return self._without.choose(request, candidates)
         chosen, first = home(request.session.encode("utf-8", "surrogatepass"), candidates, self._bound)
-        return decide_by_load(request, chosen)._replace(reason=Reason.SESSION if first else Reason.SPILL)
+        return decide_by_load(request, chosen).because(Reason.SESSION if first else Reason.SPILL)
 
     def copy(self) -> "Session":
         """An independent one in the same state."""
@@ -36,6 +37,6 @@ class Session:
         twin._without = self._without.copy()
         return twin
 
-    def assess(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Assessment]:
+    def assess(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> list[Assessment]:
         """What predicted finish would make of it, for information."""
         return self._without.assess(request, candidates)
