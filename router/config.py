@@ -23,6 +23,7 @@ from router.cost_config import CostConfig
 from router.discovery_config import AdminReplicasConfig, DiscoveryConfigs
 from router.replica_config import ReplicaConfig
 from router.state_config import StateConfig
+from router.tracing_config import TracingConfig
 from router.yaml_file import YamlError, line_of, read_yaml
 
 
@@ -236,6 +237,7 @@ class RouterConfig(Section):
     hold: HoldConfig = HoldConfig()
     index: IndexConfig = IndexConfig()
     log: LogConfig = LogConfig()
+    tracing: TracingConfig | None = None
     expose_routing: bool = False
     """Answer with x-warmroute-replica, -reason and -matched-tokens."""
     expose_replica_urls: bool = False

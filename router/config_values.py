@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationInfo, field_validator
 
-SECRET_KEYS = frozenset({"api_key", "keys", "password"})
+SECRET_KEYS = frozenset({"api_key", "headers", "keys", "password"})
 """What stands under these keys is never shown, however wrong it is."""
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")

@@ -29,6 +29,7 @@ from router.proxy.replica_set import ReplicaSet
 from router.proxy.request_log import RequestLog
 from router.proxy.request_path import MakeRequestPath
 from router.proxy.tls import PublicTls, server_context
+from router.proxy.tracing_extra import require_otel_extra, start_tracing
 from router.state.shared_state import Callbacks, make_state
 
 log = logging.getLogger("warmroute")
@@ -56,6 +57,7 @@ class Router:
         self._load = load
         self._started = asyncio.Event()
         self._stopping = False
+        require_otel_extra(config)
         self._tls = None if config.tls is None else PublicTls(config.tls)
         self.counters = Counters()
         self.fleet = make_fleet(config)
@@ -99,6 +101,7 @@ class Router:
         await self.kv_events.start()  # the prober has asked for block sizes by now
         await self._first_found()
         await self.state.start()
+        self.data_plane.service.tracing = start_tracing(self.config, self.counters)
         await self.data_plane.start(None if self._tls is None else self._tls.context)
         self._started.set()
         usable = sum(replica.usable for replica in self.fleet.replicas)
@@ -129,6 +132,9 @@ class Router:
         await self.admin.stop()
         if self.prompt_reader is not None:
             self.prompt_reader.close()
+        tracing = self.data_plane.service.tracing
+        if tracing is not None:
+            await tracing.stop()
         request_log = self.data_plane.service.request_log
         if request_log is not None:
             request_log.close()

@@ -186,8 +186,11 @@ class ClientConnection(asyncio.Protocol):
         elif forwarding.routed:
             self._phase = Phase.SERVING
             lines = forwarding.lines + last_lines(head, request_id, len(body))
+            trace = None if service.tracing is None else service.tracing.begin(head)
+            if trace is not None:
+                lines = trace.lines + lines
             exchange = self.exchange = Exchange(
-                service, self, head, body, request_id, forwarding.client_keys, lines
+                service, self, head, body, request_id, forwarding.client_keys, lines, trace
             )
             exchange.start()
         else:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from router.config import ConfigError, RouterConfig
 from router.replica_config import ReplicaConfig
 
-FIXED = ("listen", "admin", "models", "state", "seed")
+FIXED = ("listen", "admin", "models", "state", "tracing", "seed")
 """Keys that are read once, at the start."""
 _SAME_SERVER = ("cost", "weight", "tags", "model", "api_key", "tls")
 """Keys of a replica that say nothing of which server it is, nor of how it names its blocks."""

@@ -75,6 +75,9 @@ class Counters:
         """By replica name; only where ``kv_events`` is configured."""
         self.request_log_dropped = 0
         """Rows of the request log that could not be written, or not in time."""
+        self.spans_sent = 0
+        self.spans_lost = 0
+        """Spans that a collector did not take."""
         self.exact_prompts = 0
         """Prompts read token by token."""
         self.text_fallbacks: dict[str, int] = {}

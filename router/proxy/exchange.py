@@ -39,6 +39,7 @@ from router.routing.retry import Failure
 
 if TYPE_CHECKING:
     from router.proxy.client_connection import ClientConnection
+    from router.proxy.tracing import Trace
 
 CLIENT_LEFT = 499
 
@@ -49,18 +50,20 @@ class Exchange:
     __slots__ = (
         "_client_keys",
         "_last_lines",
-        "_relay",
         "_service",
-        "_tries",
+        "_trace",
         "_waiting",
         "body",
         "client",
+        "error_code",
         "head",
         "over",
         "prompt",
+        "relay",
         "request_id",
         "settings",
         "started_at",
+        "tries",
     )
 
     def __init__(
@@ -72,6 +75,7 @@ class Exchange:
         request_id: bytes,
         client_keys: bytes,
         last_lines: bytes,
+        trace: "Trace | None",
     ) -> None:
         """``client_keys`` and ``last_lines`` are header lines of what replicas get (``request_head.py``)."""
         self._service = service
@@ -83,14 +87,17 @@ class Exchange:
         self.request_id = request_id
         self._client_keys = client_keys
         self._last_lines = last_lines
+        self._trace = trace
         self.prompt: Prompt = UNREADABLE
         self.started_at = 0.0
         self._waiting: Held | None = None
         """Set while the request waits in the router for its replica."""
-        self._tries: Tries | None = None
+        self.tries: Tries | None = None
         """Set from when it was first sent until it is over."""
-        self._relay: Relay | None = None
+        self.relay: Relay | None = None
         """Set while an answer is passed on."""
+        self.error_code = ""
+        """Of the router's own error that the client got, or that broke its answer off."""
         self.over = False
 
     # --- before it is sent -----------------------------------------------------------------------
@@ -160,7 +167,7 @@ class Exchange:
 
     def _begin(self, flight: InFlight, now: float) -> None:
         """The fleet has booked the request on a replica: send it there."""
-        tries = self._tries = Tries(self._service, self, flight, now)
+        tries = self.tries = Tries(self._service, self, flight, now)
         tries.begin(now)
 
     # --- from the replica's side -----------------------------------------------------------------
@@ -178,14 +185,14 @@ class Exchange:
 
     def connect_failed(self, why: str) -> None:
         """The attempt could make no connection."""
-        assert self._tries is not None
-        self._tries.failed(Failure.CONNECT, REPLICA_UNREACHABLE, why)
+        assert self.tries is not None
+        self.tries.failed(Failure.CONNECT, REPLICA_UNREACHABLE, why)
 
     def answer_began(
         self, connection: ReplicaConnection, head: ResponseHead, data: bytes, start: int
     ) -> None:
         """An answer's head is here, and in ``data[start:]`` some of its body. Raises ``FramingError``."""
-        tries, now = self._tries, self._service.clock()
+        tries, now = self.tries, self._service.clock()
         assert tries is not None
         if head.status >= 400 and tries.refused(connection, head, data, start, now):
             return
@@ -196,27 +203,27 @@ class Exchange:
         self, connection: ReplicaConnection, head: ResponseHead, data: bytes, start: int, now: float
     ) -> None:
         """This answer, of the current attempt, is the client's. Raises ``FramingError``."""
-        service, tries = self._service, self._tries
+        service, tries = self._service, self.tries
         assert tries is not None
         log = service.request_log
         if log is None or not log.bodies:
             self.body = b""
         service.counters.first_byte_s.add(now - self.started_at)
-        relay = self._relay = Relay(service, self, tries.attempt, head)
+        relay = self.relay = Relay(service, self, tries.attempt, head)
         relay.begin(connection, data, start, now)
 
     def answer_continued(self, data: bytes) -> None:
         """More of the answer's body. Raises ``FramingError``."""
-        if self._relay is not None:
-            self._relay.continued(data)
+        if self.relay is not None:
+            self.relay.continued(data)
 
     def replica_lost(self, connection: ReplicaConnection, *, clean: bool, answered: bool) -> None:
         """The connection to the replica is gone. ``answered``: some bytes of an answer had come."""
-        tries = self._tries
+        tries = self.tries
         if tries is None or connection is not tries.attempt.connection:
             return  # a kept one: what is missing shows when it is wanted
-        if self._relay is not None:
-            self._relay.lost(clean=clean)
+        if self.relay is not None:
+            self.relay.lost(clean=clean)
         elif connection.reused and not answered:
             tries.attempt.send_again()  # it never saw the request
         else:
@@ -224,10 +231,10 @@ class Exchange:
 
     def replica_garbled(self) -> None:
         """What the replica sent is not HTTP."""
-        if self._relay is not None:
-            self._relay.broken(REPLICA_BROKEN, "bad framing")
-        elif self._tries is not None:
-            self._tries.failed(Failure.GARBAGE, REPLICA_GARBAGE, "not HTTP")
+        if self.relay is not None:
+            self.relay.broken(REPLICA_BROKEN, "bad framing")
+        elif self.tries is not None:
+            self.tries.failed(Failure.GARBAGE, REPLICA_GARBAGE, "not HTTP")
 
     # --- from the client's side ------------------------------------------------------------------
 
@@ -240,13 +247,13 @@ class Exchange:
 
     def client_paused(self) -> None:
         """The client does not take what is sent."""
-        if self._relay is not None:
-            self._relay.pause()
+        if self.relay is not None:
+            self.relay.pause()
 
     def client_resumed(self) -> None:
         """The client takes bytes again."""
-        if self._relay is not None:
-            self._relay.resume()
+        if self.relay is not None:
+            self.relay.resume()
 
     # --- ends ------------------------------------------------------------------------------------
 
@@ -256,12 +263,13 @@ class Exchange:
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             self._service.drop_waiting(waiting, now)
-        if self._tries is not None:
-            self._tries.attempt.cancelled(now)
+        if self.tries is not None:
+            self.tries.attempt.cancelled(now)
 
     def refuse(self, error: RouterError) -> None:
         """The client gets the router's own error."""
         client, detail = self.client, self.detail
+        self.error_code = error.code
         self._service.count_error(error)
         self.end(error.status)
         client.refused(error, self.request_id.decode(), head_only=self.head.method == b"HEAD", detail=detail)
@@ -270,8 +278,8 @@ class Exchange:
         """End the request by the router's own will or fault."""
         if self.over:
             return
-        if self._relay is not None:
-            self._relay.broken(error, "ended by the router", fault=False)
+        if self.relay is not None:
+            self.relay.broken(error, "ended by the router", fault=False)
         else:
             self._cancel()
             self.refuse(error)
@@ -287,7 +295,7 @@ class Exchange:
     @property
     def detail(self) -> str:
         """What an error says beyond its message, where the config allows it."""
-        tries = self._tries
+        tries = self.tries
         return (
             f"replica {tries.attempt.name}" if tries is not None and self.settings.expose_replica_urls else ""
         )
@@ -296,8 +304,10 @@ class Exchange:
         """The request is over, exactly once, its attempts before it. ``status``: what the client got."""
         assert not self.over
         self.over = True
-        service, tries = self._service, self._tries
-        self._tries = self._relay = None  # they refer to this
+        if self._trace is not None:
+            self._trace.ended(self, status)
+        service, tries = self._service, self.tries
+        self.tries = self.relay = None  # they refer to this
         service.counters.in_flight -= 1
         if tries is None:
             service.count_request("", status)
@@ -313,10 +323,10 @@ class Exchange:
             if now - self.started_at > settings.hold_max_wait_s:
                 self.fail(HOLD_TIMEOUT.at(settings.hold_max_wait_s))
                 return
-        elif self._relay is not None:
-            if self._relay.stalled(now):
+        elif self.relay is not None:
+            if self.relay.stalled(now):
                 return
-        elif self._tries is not None and self._tries.overdue(now):
+        elif self.tries is not None and self.tries.overdue(now):
             return
         if settings.total_s is not None and now - self.started_at > settings.total_s:
             self.fail(TOTAL_TIMEOUT.at(settings.total_s))

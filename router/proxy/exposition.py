@@ -68,6 +68,8 @@ class RouterCollector(Collector):
             ("cached_tokens", "Of those, tokens served from a prefix cache.", counters.cached_tokens),
             ("output_tokens", "Reply tokens that replicas reported.", counters.output_tokens),
             ("request_log_dropped", "Rows of the request log not written.", counters.request_log_dropped),
+            ("trace_spans_sent", "Spans that the collector took.", counters.spans_sent),
+            ("trace_spans_lost", "Spans that the collector did not take.", counters.spans_lost),
             ("config_reloads", "Configs applied after the first.", counters.reloads),
             ("config_reload_failures", "Configs that were refused on reload.", counters.failed_reloads),
             ("spills", "Requests that left a warmer replica because waiting there cost more.", fleet.spills),

@@ -6,6 +6,7 @@ from router.proxy.own_routes import is_open, is_routed
 from router.proxy.request_head import ForwardedAs, RequestHead, client_keys
 from router.proxy.router_error import RouterError
 from router.proxy.settings import ProxySettings
+from router.proxy.trace_context import without_trace_context
 
 
 class Forwarding:
@@ -25,6 +26,7 @@ class Forwarding:
         peer = client.get_extra_info("peername")
         address = peer[0].encode("ascii", "ignore") if isinstance(peer, tuple) and peer else b""
         scheme = b"https" if client.get_extra_info("ssl_object") is not None else b"http"
-        self.lines = ForwardedAs(address, scheme).lines(head)
+        kept = without_trace_context(head.kept) if settings.traced else head.kept
+        self.lines = ForwardedAs(address, scheme).lines(head, kept)
         self.client_keys = client_keys(head) if settings.forward_client_key else b""
         """For replicas that have no key of their own."""

@@ -9,6 +9,7 @@ from router.proxy.replica_connection import ReplicaConnection
 from router.proxy.response_head import ResponseHead
 from router.proxy.router_error import IDLE_TIMEOUT, REPLICA_BROKEN, RouterError
 from router.proxy.service import Service
+from router.routing.in_flight import Usage
 from router.routing.retry import Failure
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ class Relay:
         "_moved",
         "_moved_at",
         "_service",
-        "_ttft_s",
         "_unseen_token",
+        "ttft_s",
+        "usage",
     )
 
     def __init__(self, service: Service, exchange: "Exchange", attempt: Attempt, head: ResponseHead) -> None:
@@ -38,7 +40,9 @@ class Relay:
         self._attempt = attempt
         self._answer = Answer(head, method=request.method, path=request.path, http10=request.http10)
         self._unseen_token = exchange.prompt.stream
-        self._ttft_s: float | None = None
+        self.ttft_s: float | None = None
+        self.usage: Usage | None = None
+        """What the replica reported, once the answer is complete."""
         self._moved = False
         """Bytes came since the last sweep."""
         self._moved_at = 0.0
@@ -105,7 +109,7 @@ class Relay:
     def _first_token(self) -> None:
         self._unseen_token = False
         now = self._service.clock()
-        ttft_s = self._ttft_s = now - self._exchange.started_at
+        ttft_s = self.ttft_s = now - self._exchange.started_at
         self._service.counters.ttft_s.add(ttft_s)
         self._attempt.first_token(now)
 
@@ -116,14 +120,14 @@ class Relay:
         service, exchange, attempt, client = self._service, self._exchange, self._attempt, self._client
         answer = self._answer
         if attempt.booked:
-            usage = answer.usage()
+            usage = self.usage = answer.usage()
             attempt.finished(now, usage)
             if usage is not None:
                 service.count_usage(usage)
             if service.request_log is not None:
                 matched = attempt.decision.matched_tokens
                 service.request_log.answered(
-                    exchange.head, exchange.body, exchange.prompt, attempt.name, matched, usage, self._ttft_s
+                    exchange.head, exchange.body, exchange.prompt, attempt.name, matched, usage, self.ttft_s
                 )
         if client.write_paused and attempt.connection is not None:
             attempt.connection.transport.resume_reading()
@@ -138,6 +142,7 @@ class Relay:
         service, exchange, attempt = self._service, self._exchange, self._attempt
         answer, client = self._answer, self._client
         now = service.clock()
+        exchange.error_code = error.code
         if fault:
             attempt.failed(now, Failure.BROKEN)
         attempt.cancelled(now)

@@ -202,15 +202,17 @@ class ForwardedAs:
         self._peer = peer
         self._scheme = scheme
 
-    def lines(self, request: RequestHead) -> bytes:
-        """The lines that a replica gets after Host and keys and before the request's id and length."""
+    def lines(self, request: RequestHead, kept: list[bytes]) -> bytes:
+        """The lines that a replica gets after Host and keys and before the request's id and length.
+
+        ``kept``: those of ``request.kept`` that it gets as they came.
+        """
         found = request.found
         peer = found.get(b"x-forwarded-for")
         if peer is None:
             peer = self._peer
         elif self._peer:
             peer = peer + b", " + self._peer
-        kept = request.kept
         return b"%baccept-encoding: identity\r\n%b%bx-forwarded-proto: %b\r\n" % (
             b"\r\n".join(kept) + b"\r\n" if kept else b"",
             b"x-forwarded-for: %b\r\n" % peer if peer else b"",

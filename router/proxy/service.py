@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from router.config import RouterConfig
 from router.proxy.counters import Counters
@@ -18,6 +19,9 @@ from router.routing.hold_queue import Held
 from router.routing.in_flight import Usage
 from router.routing.replica_state import ReplicaState
 from router.routing.retry import RetryBudget, RetrySettings
+
+if TYPE_CHECKING:
+    from router.proxy.tracing import Tracing
 
 logger = logging.getLogger("warmroute.proxy")
 
@@ -42,6 +46,7 @@ class Service:
         "request_log",
         "settings",
         "shutting_down",
+        "tracing",
         "was_ready",
     )
 
@@ -66,6 +71,8 @@ class Service:
         """Set where some models are read token by token."""
         self.request_log: RequestLog | None = None
         """Set where answered requests are written down."""
+        self.tracing: Tracing | None = None
+        """Set where requests are traced."""
         self._pools: dict[ReplicaState, ReplicaPool] = {}
         self._closing: list[ReplicaPool] = []
         """Pools of replicas that are gone, with connections that are still in use."""

@@ -30,6 +30,8 @@ class ProxySettings:
     keys: KeyRing
     """Of those who may use the public port."""
     client_control_fields: frozenset[str]
+    traced: bool
+    """Each request has a span, and its replica gets that instead of the client's."""
     ready_without_replicas: bool
     """``/readiness`` stays as it is while no replica is usable."""
 
@@ -74,5 +76,6 @@ def proxy_settings(config: RouterConfig) -> ProxySettings:
         forward_client_key=config.forward_client_key,
         keys=public_keys(config.keys),
         client_control_fields=frozenset(config.client_control_fields),
+        traced=config.tracing is not None,
         ready_without_replicas=config.readiness == "router",
     )

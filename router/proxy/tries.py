@@ -32,7 +32,7 @@ class KeptAnswer(NamedTuple):
 class Tries:
     """Owned by its exchange, which gets the answer or the error."""
 
-    __slots__ = ("_exchange", "_kept", "_service", "_tried", "attempt")
+    __slots__ = ("_exchange", "_kept", "_service", "_tried", "attempt", "began_at")
 
     def __init__(self, service: Service, exchange: "Exchange", flight: InFlight, now: float) -> None:
         """``flight``: the first one; ``begin`` sends it."""
@@ -42,6 +42,13 @@ class Tries:
         self._kept: KeptAnswer | None = None
         self.attempt = Attempt(service, exchange, flight, now)
         """The current one, or the last."""
+        self.began_at = now
+        """When the first one was booked."""
+
+    @property
+    def count(self) -> int:
+        """Tries so far."""
+        return len(self._tried)
 
     def begin(self, now: float) -> None:
         """Send the request where the fleet has booked it."""

@@ -1,0 +1,153 @@
+"""One OpenTelemetry span per routed request, with the decision as its attributes; off unless configured.
+
+Spans are made and ended on the event loop; a thread encodes and sends them. The replica gets the span as its
+parent (W3C ``traceparent``), and ``tracestate`` as it came.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+from opentelemetry.trace import Span, SpanKind, StatusCode
+from opentelemetry.trace.propagation import set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from router.proxy.counters import Counters
+from router.proxy.request_head import RequestHead
+from router.proxy.span_export import CountingExporter
+from router.proxy.trace_context import trace_context
+from router.tracing_config import TracingConfig
+
+if TYPE_CHECKING:
+    from router.proxy.exchange import Exchange
+
+QUEUED_SPANS = 4_096
+BATCH_SPANS = 64
+"""Encoding them holds the interpreter's lock: small batches keep the event loop's waits short."""
+BATCH_EVERY_MS = 500
+STOP_LIMIT_S = 2.0
+ROUTES = frozenset(
+    f"/v1/{name}" for name in ("chat/completions", "completions", "responses", "embeddings", "messages")
+)
+METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
+
+Value = str | int | float | bool
+
+
+class Trace:
+    """One request's span."""
+
+    __slots__ = ("_span", "lines")
+
+    def __init__(self, span: Span, lines: bytes) -> None:
+        self._span = span
+        self.lines = lines
+        """Header lines for the replica."""
+
+    def ended(self, exchange: "Exchange", status: int) -> None:
+        """The request is over; ``status``: what the client got."""
+        span = self._span
+        if span.is_recording():
+            span.set_attributes(_attributes(exchange, status))
+            if status >= 500 or exchange.error_code:
+                span.set_status(StatusCode.ERROR, exchange.error_code or None)
+        span.end()
+
+
+class Tracing:
+    """Owned by the router, which stops it."""
+
+    def __init__(self, config: TracingConfig, counters: Counters, router: str) -> None:
+        """``router``: this process among the others, as ``service.instance.id``."""
+        resource = Resource.create({"service.name": config.service_name, "service.instance.id": router})
+        self._provider = TracerProvider(
+            sampler=ParentBasedTraceIdRatio(config.sample), resource=resource, shutdown_on_exit=False
+        )
+        self._provider.add_span_processor(
+            BatchSpanProcessor(
+                CountingExporter(config, counters),
+                max_queue_size=QUEUED_SPANS,
+                schedule_delay_millis=BATCH_EVERY_MS,
+                max_export_batch_size=BATCH_SPANS,
+            )
+        )
+        self._tracer = self._provider.get_tracer("warmroute")
+        self._propagator = TraceContextTextMapPropagator()
+
+    def begin(self, head: RequestHead) -> Trace:
+        """A request came in: its span, a child of the client's if there is one."""
+        method = head.method.decode("ascii", "replace")
+        path = head.path.decode("ascii", "replace")
+        route = path if path in ROUTES else "/v1/*"
+        known = method if method in METHODS else "_OTHER"
+        span = self._tracer.start_span(
+            f"{known} {route}",
+            context=self._propagator.extract(trace_context(head.kept)),
+            kind=SpanKind.SERVER,
+            attributes={"http.request.method": known, "http.route": route, "url.path": path},
+            start_time=time.time_ns(),
+        )
+        carrier: dict[str, str] = {}
+        self._propagator.inject(carrier, set_span_in_context(span))
+        return Trace(span, _header_lines(carrier))
+
+    async def stop(self) -> None:
+        """Send what waits, as long as that is quick."""
+        loop, sent = asyncio.get_running_loop(), asyncio.Event()
+
+        def send() -> None:
+            self._provider.shutdown()
+            with suppress(RuntimeError):  # nobody waited so long: the loop is closed
+                loop.call_soon_threadsafe(sent.set)
+
+        threading.Thread(target=send, name="last spans", daemon=True).start()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(sent.wait(), STOP_LIMIT_S)
+
+
+def _header_lines(carrier: Mapping[str, str]) -> bytes:
+    return "".join(f"{name}: {value}\r\n" for name, value in carrier.items()).encode("latin-1")
+
+
+def _attributes(exchange: "Exchange", status: int) -> dict[str, Value]:
+    """Names of OpenTelemetry's conventions where there are some, ``warmroute.*`` else. Milliseconds."""
+    found: dict[str, Value | None] = {
+        "http.response.status_code": status,
+        "error.type": exchange.error_code or None,
+        "gen_ai.request.model": exchange.prompt.model,
+        "warmroute.request_id": exchange.request_id.decode("ascii", "replace"),
+    }
+    tries = exchange.tries
+    if tries is not None:
+        decision = tries.attempt.decision
+        found |= {
+            "warmroute.replica": tries.attempt.name,
+            "warmroute.reason": decision.reason.value,
+            "warmroute.matched_tokens": decision.matched_tokens,
+            "warmroute.wait_ms": 1e3 * decision.wait_s,
+            "warmroute.prefill_ms": 1e3 * decision.prefill_s,
+            "warmroute.saved_ms": 1e3 * decision.saved_s,
+            "warmroute.spill_saved_ms": _ms(decision.spill_saved_s),
+            "warmroute.extra_wait_ms": _ms(decision.extra_wait_s),
+            "warmroute.held_ms": 1e3 * (tries.began_at - exchange.started_at),
+            "warmroute.tries": tries.count,
+        }
+    relay = exchange.relay
+    if relay is not None:
+        found["warmroute.ttft_ms"] = _ms(relay.ttft_s)
+        if relay.usage is not None:
+            found["gen_ai.usage.input_tokens"] = relay.usage.prompt_tokens
+            found["gen_ai.usage.output_tokens"] = relay.usage.output_tokens
+            found["warmroute.cached_tokens"] = relay.usage.cached_tokens
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1e3 * seconds
