@@ -2,6 +2,9 @@
 
 Six hundred times of one run do not tell bandwidth from launch costs, so expectations go in: leaving one by
 its usual spread costs as much as one percent of error (a ridge).
+
+What is fitted are shares of what the GPU was measured to reach, and what a step costs beside its kernels.
+None of them belongs to one GPU, so a fit to one run holds on another.
 """
 
 from collections.abc import Sequence
@@ -16,8 +19,8 @@ from sim.step_time.simplex import Point, minimize
 EXPECTED = (
     # name, expected value, usual spread of its logarithm
     ("math", 0.90, 0.10),
-    ("bandwidth", 0.92, 0.05),
-    ("kv_bandwidth", 0.80, 0.15),
+    ("bandwidth", 0.95, 0.05),
+    ("kv_bandwidth", 0.90, 0.15),
     ("step_s", 2e-3, 0.50),
     ("sequence_s", 30e-6, 0.50),
 )
@@ -39,7 +42,7 @@ def simulated(run: MeasuredRun, efficiency: Efficiency) -> list[Outcome]:
 
 
 def fit_efficiency(
-    runs: Sequence[MeasuredRun], *, first_share: float = 1.0, evaluations: int = 120
+    runs: Sequence[MeasuredRun], *, first_share: float = 1.0, evaluations: int = 50
 ) -> Efficiency:
     """The efficiencies under which ``runs`` come out as measured, judged by the first share of requests.
 

@@ -146,12 +146,14 @@ class RooflineReplica(PlanSection):
     kv_bits: Literal[16, 8] = 16
     math_share: PositiveShare = _FITTED.math
     """Of the products that were measured on the GPU, in projections and MLPs."""
+    expert_math_share: PositiveShare = _FITTED.expert_math
+    """Of that, in the products of a mixture's experts."""
     attention_share: PositiveShare = _FITTED.attention_math
     """Of the same, in attention of a prefill."""
     bandwidth_share: PositiveShare = _FITTED.bandwidth
-    """Of memory bandwidth, reading weights."""
+    """Of the large reads that were measured on the GPU, reading weights."""
     kv_bandwidth_share: PositiveShare = _FITTED.kv_bandwidth
-    """Of memory bandwidth, reading KV."""
+    """Of the same, reading KV."""
     link_share: PositiveShare = _FITTED.link
     """Of the links' rate, in large all-reduces."""
     link_latency_us: NonNegativeFloat = _FITTED.all_reduce_s * 1e6

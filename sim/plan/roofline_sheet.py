@@ -60,6 +60,7 @@ class RooflineSheet:
         replica = self._replica
         efficiency = Efficiency(
             math=replica.math_share,
+            expert_math=replica.expert_math_share,
             attention_math=replica.attention_share,
             bandwidth=replica.bandwidth_share,
             kv_bandwidth=replica.kv_bandwidth_share,
@@ -103,17 +104,26 @@ class RooflineSheet:
         sheet.given("matmul_share", card.matmul_share, "", says, "sim/step_time/gpus.py")
         self._given("math_share", "math_share", "", "of that, in the model's products")
         sheet.line("token_gflop", "2 * active_b", "GFLOP/token", "multiply and add per weight")
-        formula = "token_gflop / (gpus * peak_tflops * matmul_share * math_share) * 1000"
-        sheet.line("math_us", formula, "µs", "math of one token")
+        work = "token_gflop"
         experts = shape.experts
+        if experts is not None:
+            says = "of them in experts"
+            sheet.given("active_expert_b", shape.active_expert_weights / 1e9, "billion", says, shape.source)
+            self._given("expert_math_share", "expert_math_share", "", "of that, in products of experts")
+            work = "(token_gflop + 2 * active_expert_b * (1 / expert_math_share - 1))"
+        formula = f"{work} / (gpus * peak_tflops * matmul_share * math_share) * 1000"
+        sheet.line("math_us", formula, "µs", "math of one token")
         width = shape.ffn if experts is None else experts.active * experts.ffn + experts.shared_ffn
         sheet.given("mlp_width", width, "", "of the MLP, active experts together", shape.source)
         says = "memory bandwidth of one GPU"
         sheet.given("memory_gb_per_s", card.memory_bytes_per_s / 1e9, "GB/s", says, card.source)
-        self._given("bandwidth_share", "bandwidth_share", "", "of it that reading weights reaches")
+        says = "of it that one large read reaches"
+        sheet.given("read_share", card.read_share, "", says, "sim/step_time/gpus.py")
+        self._given("bandwidth_share", "bandwidth_share", "", "of that, reading weights")
         says = "norms, rotation and gate read and write (13 hidden + 3 width) a layer, 2 bytes each"
         formula = (
-            "2 * layers * (13 * hidden + 3 * mlp_width) / (gpus * memory_gb_per_s * bandwidth_share) / 1000"
+            "2 * layers * (13 * hidden + 3 * mlp_width)"
+            " / (gpus * memory_gb_per_s * read_share * bandwidth_share) / 1000"
         )
         sheet.line("activation_us", formula, "µs", says)
         parts = "math_us + activation_us"
@@ -159,7 +169,7 @@ class RooflineSheet:
 
     def _decode(self) -> None:
         sheet, shape, replica = self._sheet, self._shape, self._replica
-        bandwidth = "(gpus * memory_gb_per_s * bandwidth_share)"
+        bandwidth = "(gpus * memory_gb_per_s * read_share * bandwidth_share)"
         read = "linear_gb"
         if shape.experts is not None:
             read = self._experts()
@@ -184,8 +194,10 @@ class RooflineSheet:
             sheet.given("kv_copies", copies, "", says, f"{replica.gpus} GPUs, {shape.kv_heads} KV heads")
             formula += " * kv_copies"
         sheet.line("kv_bytes", formula, "bytes/token", "KV of a token, all GPUs of the replica together")
-        self._given("kv_bandwidth_share", "kv_bandwidth_share", "", "of bandwidth that reading KV reaches")
-        kv_bandwidth = "(gpus * memory_gb_per_s * kv_bandwidth_share)"
+        self._given(
+            "kv_bandwidth_share", "kv_bandwidth_share", "", "of what a large read reaches, reading KV"
+        )
+        kv_bandwidth = "(gpus * memory_gb_per_s * read_share * kv_bandwidth_share)"
         says = "reading one token of a sequence's context"
         sheet.line("context_ns", f"kv_bytes / {kv_bandwidth}", "ns", says)
         self._per_sequence(kv_bandwidth)

@@ -22,6 +22,15 @@ class Experts:
     dense_layers: int = 0
     """Layers with an ordinary MLP."""
 
+    def touched_share(self, tokens: int) -> float:
+        """Of the experts those that any of ``tokens`` tokens is sent to, on average, if routing is even.
+
+        >>> experts = Experts(count=128, active=8, ffn=768)
+        >>> [round(experts.touched_share(tokens), 2) for tokens in (1, 16, 64)]
+        [0.06, 0.64, 0.98]
+        """
+        return 1.0 - (1.0 - self.active / self.count) ** tokens
+
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
@@ -158,10 +167,12 @@ class ModelShape:
     @property
     def active_linear_weights(self) -> int:
         """Of ``linear_weights``, those one token is multiplied with."""
-        active = self._attention_weights + self._always_read_mlp_weights
-        if self.experts is not None:
-            active += self.expert_weights * self.experts.active // self.experts.count
-        return active
+        return self._attention_weights + self._always_read_mlp_weights + self.active_expert_weights
+
+    @property
+    def active_expert_weights(self) -> int:
+        """Of ``expert_weights``, those one token is multiplied with."""
+        return 0 if self.experts is None else self.expert_weights * self.experts.active // self.experts.count
 
     def weight_bytes(self, linear_bits: float, embedding_bits: float = 16.0) -> float:
         """Bytes of the whole model in memory."""
@@ -170,13 +181,11 @@ class ModelShape:
     def weight_bytes_read(self, tokens: int, linear_bits: float, embedding_bits: float = 16.0) -> float:
         """Bytes of weights that a step over ``tokens`` tokens reads, each once.
 
-        Of a mixture's experts those that any token was sent to: ``count * (1 - (1 - active / count) **
-        tokens)`` on average if routing is even.
+        Of a mixture's experts those that any token was sent to.
         """
         read = float(self._attention_weights + self._always_read_mlp_weights)
         if self.experts is not None:
-            missed = (1.0 - self.experts.active / self.experts.count) ** tokens
-            read += self.expert_weights * (1.0 - missed)
+            read += self.expert_weights * self.experts.touched_share(tokens)
         return (read * linear_bits + self.vocab * self.hidden * embedding_bits) / 8.0
 
     # Math

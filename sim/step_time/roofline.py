@@ -4,7 +4,8 @@ The roofline (Williams, Waterman and Patterson, 2009), applied to the parts of a
 another, because they run one after another::
 
     seconds = step_s + sequence_s * sequences                                 launches, sampling, scheduling
-            + max(2 * weights * tokens / math, weight bytes / bandwidth)      projections, MLPs, experts
+            + max(2 * weights * tokens / math, weight bytes / bandwidth)      projections, MLPs
+            + hypot(of experts: active ones' math, touched ones' bytes)         mixtures of experts only
             + activations that kernels between the products read and write / bandwidth
             + output layer, once per sampled token                            the same way
             + KV bytes that decodes read / bandwidth                          decode attention
@@ -12,11 +13,15 @@ another, because they run one after another::
             + two all-reduces a layer over the links                          tensor parallel only
 
 Decode is bound by bytes (weights once per step, KV once per sequence), prefill by math with the quadratic
-attention term, and a mixed step by both. ``Efficiency`` holds what real kernels reach of the peaks; its
-defaults were fitted to measured vLLM runs (``sim/fidelity``, docs/simulator.md).
+attention term, and a mixed step by both. Math and bandwidth are what the GPU was *measured* to reach in large
+products and large reads (``sim/step_time/gpus.py``): cards differ in that, so it has to be known per card if
+figures of one are to hold on another. ``Efficiency`` is what a model's kernels reach of that, and what a step
+costs beside them: the same on every card. Its defaults were fitted to measured vLLM runs, ``expert_math`` to
+measured kernels (``sim/fidelity``, docs/simulator.md).
 """
 
 from dataclasses import dataclass, field, fields
+from math import hypot
 
 from replica.batch import Batch
 from sim.step_time.gpus import GPUS, Gpu
@@ -29,17 +34,19 @@ from sim.step_time.precisions import EMBEDDING_BITS, PRECISIONS, Precision
 class Efficiency:
     """Shares of the peaks that kernels reach, and what a step costs beside its kernels."""
 
-    math: float = 0.92
+    math: float = 0.95
     """Of the GPU's measured products, in matrix products over many tokens."""
+    expert_math: float = 0.65
+    """Of ``math``, in the grouped products of experts."""
     attention_math: float = 0.50
     """Of the GPU's measured 16-bit products, in prefill attention."""
-    bandwidth: float = 0.97
-    """Of memory bandwidth, reading weights."""
-    kv_bandwidth: float = 0.77
-    """Of memory bandwidth, reading KV, which lies in pages."""
-    step_s: float = 0.00195
+    bandwidth: float = 0.967
+    """Of the GPU's measured large reads, reading weights."""
+    kv_bandwidth: float = 0.96
+    """Of the same, reading KV, which lies in pages."""
+    step_s: float = 0.00193
     """Per step, whatever is in it."""
-    sequence_s: float = 30e-6
+    sequence_s: float = 27e-6
     """Per sequence in the step: input preparation, sampling, output processing."""
     link: float = 0.7
     """Of the links' rate, in all-reduces of large messages."""
@@ -79,12 +86,12 @@ class RooflineStepTime:
 
     >>> model = RooflineStepTime.of("llama-3.1-8b", "h100")
     >>> round(1e3 * model.seconds(Batch((), 1, 1_000, 0)), 2)
-    6.65
+    7.3
     >>> round(1e3 * model.seconds(Batch((), 64, 64_000, 0)), 2)         # 63 more of 131 MB of KV each
-    11.86
+    12.07
     >>> int4 = RooflineStepTime.of("llama-3.1-8b", "h100", "int4")        # weights a quarter, KV as before
     >>> round(1e3 * int4.seconds(Batch((), 1, 1_000, 0)), 2)
-    3.46
+    3.65
     """
 
     shape: ModelShape
@@ -133,8 +140,8 @@ class RooflineStepTime:
         gpus = self.tensor_parallel * gpu.matmul_share
         math_per_s = gpu.math_per_s[self.precision.math] * gpus * share.math
         math16_per_s = gpu.math_per_s["bf16"] * gpus
-        bytes_per_s = gpu.memory_bytes_per_s * self.tensor_parallel * share.bandwidth
-        kv_bytes_per_s = gpu.memory_bytes_per_s * self.tensor_parallel * share.kv_bandwidth
+        bytes_per_s = gpu.read_bytes_per_s * self.tensor_parallel * share.bandwidth
+        kv_bytes_per_s = gpu.read_bytes_per_s * self.tensor_parallel * share.kv_bandwidth
         tokens, sampled, chunks = batch.tokens, batch.decode_sequences, batch.prefills
         attention_s = self._decode_kv_bytes(batch) / kv_bytes_per_s
         for chunk in chunks:
@@ -143,13 +150,13 @@ class RooflineStepTime:
             read = (chunk.start + chunk.count) * shape.kv_bytes_per_token(self.kv_bits)
             attention_s += max(flops / (math16_per_s * share.attention_math), read / kv_bytes_per_s)
         output = shape.vocab * shape.hidden
-        linear_bytes = (
-            shape.weight_bytes_read(tokens, self.precision.weight_bits) - output * EMBEDDING_BITS / 8.0
-        )
+        dense = shape.active_linear_weights - shape.active_expert_weights
+        weight_bytes = self.precision.weight_bits / 8.0
         return (
             share.step_s
             + share.sequence_s * (batch.decode_sequences + len(chunks))
-            + max(shape.flops_per_token * tokens / math_per_s, linear_bytes / bytes_per_s)
+            + max(2.0 * dense * tokens / math_per_s, dense * weight_bytes / bytes_per_s)
+            + self.experts_s(tokens)
             + max(
                 shape.logits_flops * sampled / (math16_per_s * share.math),
                 output * EMBEDDING_BITS / 8.0 / bytes_per_s,
@@ -157,6 +164,29 @@ class RooflineStepTime:
             + attention_s
             + tokens * self._activation_bytes() / bytes_per_s
             + self._links_s(tokens)
+        )
+
+    def experts_s(self, tokens: int, touched_share: float | None = None) -> float:
+        """Seconds of the experts of all layers over ``tokens`` tokens; 0 for a dense model.
+
+        Reading overlaps with math only in part where each expert has few tokens. The root of the sum of
+        squares is within 10% of measured kernels where all experts are touched; the longer of the two would
+        be a quarter too short (``sim/fidelity/expert_kernels.py``). ``touched_share`` of the experts is read;
+        by default what even routing gives.
+        """
+        shape, gpu, share = self.shape, self.gpu, self.efficiency
+        if shape.experts is None:
+            return 0.0
+        if touched_share is None:
+            touched_share = shape.experts.touched_share(tokens)
+        math_per_s = gpu.math_per_s[self.precision.math] * gpu.matmul_share * share.math * share.expert_math
+        read = shape.expert_weights * touched_share * self.precision.weight_bits / 8.0
+        return (
+            hypot(
+                2.0 * shape.active_expert_weights * tokens / math_per_s,
+                read / (gpu.read_bytes_per_s * share.bandwidth),
+            )
+            / self.tensor_parallel
         )
 
     def _activation_bytes(self) -> float:

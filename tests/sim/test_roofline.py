@@ -12,7 +12,10 @@ from sim.step_time.model_shapes import MODEL_SHAPES
 from sim.step_time.roofline import Efficiency, RooflineStepTime
 from sim.step_time.simplex import minimize
 
-PEAK = Efficiency(math=1.0, attention_math=1.0, bandwidth=1.0, kv_bandwidth=1.0, step_s=0.0, sequence_s=0.0)
+PEAK = Efficiency(
+    math=1.0, expert_math=1.0, attention_math=1.0, bandwidth=1.0, kv_bandwidth=1.0, step_s=0.0, sequence_s=0.0
+)
+H100_READS = GPUS["h100"].read_bytes_per_s
 
 
 def prefill(*chunks: tuple[int, int]) -> Batch:
@@ -24,7 +27,7 @@ def prefill(*chunks: tuple[int, int]) -> Batch:
 def test_a_decode_step_reads_the_weights_once_and_each_context_once() -> None:
     model = RooflineStepTime.of("llama-3.1-8b", "h100", efficiency=PEAK)
     weights = 2 * (MODEL_SHAPES["llama-3.1-8b"].linear_weights + 128_256 * 4_096)
-    bandwidth = 3.35e12
+    bandwidth = H100_READS
     alone = model.seconds(Batch((), 1, 0, 0))
     assert alone == pytest.approx(weights / bandwidth, rel=1e-3)
     with_context = model.seconds(Batch((), 8, 80_000, 0)) - model.seconds(Batch((), 8, 0, 0))
@@ -52,7 +55,7 @@ def test_a_mixed_step_costs_both() -> None:
     mixed = model.seconds(Batch((chunk,), 0, 0, 2_000))
     rows = [Work(Sequence(str(k), (), 1), 999, 1, True) for k in range(32)]
     both = model.seconds(Batch([*rows, chunk], 32, 32_000, 2_000))
-    assert both > mixed + 32_000 * 131_072 / 3.35e12
+    assert both > mixed + 32_000 * 131_072 / H100_READS
 
 
 def test_precisions_change_what_they_should() -> None:
@@ -61,7 +64,7 @@ def test_precisions_change_what_they_should() -> None:
         for precision in ("bf16", "fp8", "int4")
     )
     decode, long = Batch((), 1, 0, 0), prefill((0, 16_000))
-    output_s = 2 * 128_256 * 4_096 / 3.35e12
+    output_s = 2 * 128_256 * 4_096 / H100_READS
     linear_s = bf16.seconds(decode) - output_s
     assert fp8.seconds(decode) - output_s == pytest.approx(linear_s / 2, rel=0.01)
     assert int4.seconds(decode) - output_s == pytest.approx(linear_s * 4.125 / 16, rel=0.01)
@@ -79,14 +82,30 @@ def test_tensor_parallel_divides_the_work_and_adds_the_links() -> None:
     assert eight.seconds(step) == pytest.approx(one.seconds(step) / 8 + latency_s, rel=0.02)
 
 
+def test_a_mixture_reads_the_experts_it_touches_and_multiplies_the_active_ones() -> None:
+    model = RooflineStepTime.of("mixtral-8x7b", "h100", efficiency=PEAK)
+    shape, gpu = model.shape, model.gpu
+    assert shape.experts is not None
+    all_s = 2 * shape.expert_weights / gpu.read_bytes_per_s
+    assert model.experts_s(1) == pytest.approx(all_s * 2 / 8, rel=1e-3)  # one token: its two experts
+    assert model.experts_s(2) == pytest.approx(all_s * (1 - 0.75**2), rel=1e-3)
+    assert model.experts_s(40) == pytest.approx(all_s, rel=0.02)  # all of them, once
+    tokens = 100_000
+    math_s = 2 * shape.expert_weights * 2 / 8 * tokens / (gpu.math_per_s["bf16"] * gpu.matmul_share)
+    assert model.experts_s(tokens) == pytest.approx(math_s, rel=0.01)
+    halves = RooflineStepTime.of("mixtral-8x7b", "h100", tensor_parallel=2, efficiency=PEAK)
+    assert halves.experts_s(40) == pytest.approx(model.experts_s(40) / 2)
+    assert RooflineStepTime.of("llama-3.1-8b", "h100").experts_s(1_000) == 0.0
+
+
 def test_windows_and_states_do_not_grow_with_the_context() -> None:
     model = RooflineStepTime.of("gpt-oss-120b", "h200", "mxfp4", efficiency=PEAK)
     near = model.seconds(Batch((), 1, 20_000, 0)) - model.seconds(Batch((), 1, 10_000, 0))
-    assert near == pytest.approx(10_000 * 18 * 2 * 8 * 64 * 2 / 4.8e12)
+    assert near == pytest.approx(10_000 * 18 * 2 * 8 * 64 * 2 / GPUS["h200"].read_bytes_per_s)
     hybrid = RooflineStepTime.of("bamba-9b", "h100", efficiency=PEAK)
     shape = hybrid.shape
     assert hybrid.seconds(Batch((), 2, 0, 0)) - hybrid.seconds(Batch((), 1, 0, 0)) == pytest.approx(
-        shape.state_bytes / 3.35e12,
+        shape.state_bytes / H100_READS,
         rel=0.1,  # and its activations
     )
 
