@@ -31,6 +31,7 @@ CARRIES = tuple(
         "exchange",
         "forwarding",
         "own_routes",
+        "recent",
         "relay",
         "replica_connection",
         "replica_pool",

@@ -22,6 +22,7 @@ from router.proxy.explanation import NO_PROMPT, explanation
 from router.proxy.exposition import metrics_page
 from router.proxy.key_ring import admin_keys
 from router.proxy.prompt_reader import PromptReader
+from router.proxy.recent_report import RecentReport
 from router.proxy.state_report import state_fields
 from router.proxy.traffic_report import replica_traffic, traffic_state
 from router.routing.decision import NoReplica
@@ -47,6 +48,7 @@ class Admin:
         state: Callable[[], StateReport],
         added: AddedReplicas,
         sources: Callable[[], list[SourceReport]],
+        recent: RecentReport,
         *,
         prompt_reader: PromptReader | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -59,6 +61,7 @@ class Admin:
         self._state = state
         self._added = added
         self._sources = sources
+        self._recent = recent
         self._clock = clock
         self._runner: web.AppRunner | None = None
         self.address = ""
@@ -82,6 +85,7 @@ class Admin:
         app.router.add_delete("/drain/{replica}", self._undrain)
         app.router.add_post("/reload", self._reloaded)
         self._added.add_routes(app.router)
+        self._recent.add_routes(app.router)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         listen = self.config.admin

@@ -24,6 +24,7 @@ from router.proxy.fleet_config import fleet_settings, make_fleet, make_policy, m
 from router.proxy.kv_event_feed import KvEventFeed, require_events_extra
 from router.proxy.prober import Prober
 from router.proxy.prompt_reader import make_prompt_reader
+from router.proxy.recent_report import RecentReport
 from router.proxy.replica_access import replica_accesses
 from router.proxy.replica_set import ReplicaSet
 from router.proxy.request_log import RequestLog
@@ -82,6 +83,7 @@ class Router:
             self.state.report,
             self.added,
             self.discovery.report,
+            RecentReport(self.fleet, self.data_plane.service.recent),
             prompt_reader=self.prompt_reader,
         )
 

@@ -313,6 +313,7 @@ class Exchange:
             service.count_request("", status)
         else:
             service.count_request(tries.attempt.name, status)
+            tries.row.status = status
             tries.drop_kept()
         self.client.exchange = None
 

@@ -111,6 +111,9 @@ class Relay:
         now = self._service.clock()
         ttft_s = self.ttft_s = now - self._exchange.started_at
         self._service.counters.ttft_s.add(ttft_s)
+        tries = self._exchange.tries
+        if tries is not None:
+            tries.row.ttft_s = ttft_s
         self._attempt.first_token(now)
 
     # --- ends ------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from router.config import RouterConfig
 from router.proxy.counters import Counters
 from router.proxy.failure_log import FailureLog
 from router.proxy.prompt_reader import PromptReader
+from router.proxy.recent import Recent
 from router.proxy.replica_access import ReplicaAccess, replica_accesses
 from router.proxy.replica_pool import ReplicaPool
 from router.proxy.request_log import RequestLog
@@ -42,6 +43,7 @@ class Service:
         "fleet",
         "hold_began",
         "prompt_reader",
+        "recent",
         "replica_left",
         "request_log",
         "settings",
@@ -57,6 +59,7 @@ class Service:
         self.counters = counters
         self.clock = clock
         self.failures = FailureLog(clock)
+        self.recent = Recent()
         self.settings: ProxySettings
         self.budget: RetryBudget
         self._retries: RetrySettings | None = None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from router.proxy.attempt import Attempt
 from router.proxy.body_framing import FramingError
+from router.proxy.recent import RecentDecision
 from router.proxy.replica_connection import ReplicaConnection
 from router.proxy.response_head import ResponseHead
 from router.proxy.router_error import CONNECT_TIMEOUT, FIRST_BYTE_TIMEOUT, RouterError
@@ -32,7 +33,7 @@ class KeptAnswer(NamedTuple):
 class Tries:
     """Owned by its exchange, which gets the answer or the error."""
 
-    __slots__ = ("_exchange", "_kept", "_service", "_tried", "attempt", "began_at")
+    __slots__ = ("_exchange", "_kept", "_service", "_tried", "attempt", "began_at", "row")
 
     def __init__(self, service: Service, exchange: "Exchange", flight: InFlight, now: float) -> None:
         """``flight``: the first one; ``begin`` sends it."""
@@ -44,6 +45,8 @@ class Tries:
         """The current one, or the last."""
         self.began_at = now
         """When the first one was booked."""
+        self.row: RecentDecision = self._decided(now)
+        """What people see of the current one."""
 
     @property
     def count(self) -> int:
@@ -57,6 +60,12 @@ class Tries:
         label = (attempt.name, attempt.decision.reason)  # a str, whose value needs no look-up
         decisions[label] = decisions.get(label, 0) + 1
         attempt.send(now)
+
+    def _decided(self, now: float) -> RecentDecision:
+        exchange, attempt = self._exchange, self.attempt
+        return self._service.recent.decided(
+            now, exchange.request_id, attempt.name, attempt.decision, exchange.prompt
+        )
 
     # --- one after the other ---------------------------------------------------------------------
 
@@ -133,7 +142,9 @@ class Tries:
         service.counters.retries += 1
         flight = service.fleet.sent(self._exchange.prompt, decision, now)
         self._tried = (*self._tried, decision.replica)
+        self.row.retried = True
         self.attempt = Attempt(service, self._exchange, flight, now)
+        self.row = self._decided(now)
         self.begin(now)
         service.send_released(now)
 
