@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from replica.cache_config import CacheConfig
-from replica.config_values import Section, endpoint_alone
+from replica.config_values import Section, endpoint_alone, host_and_port
 from replica.kv_events_config import KvEventsConfig
 from replica.tiers_config import TiersConfig
 
@@ -26,15 +26,12 @@ DEFAULT_KV_TOKENS = 65_536
 DEFAULT_KV_BYTES = 3 * 2**30
 
 
+SECRET_KEYS = frozenset({"secret", "router_key"})
+"""What stands under these keys is never shown, however wrong it is."""
+
+
 class ConfigError(Exception):
     """The config is wrong: what, where, what was expected, what to do."""
-
-
-def _is_address(value: str) -> str:
-    host, _, port = value.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65_535:
-        raise ValueError(f"expected HOST:PORT, got {value!r}")
-    return value
 
 
 class ReplicaConfig(Section):
@@ -42,7 +39,7 @@ class ReplicaConfig(Section):
 
     model: Annotated[str, Field(min_length=1)]
     """``smollm2``, ``tiny``, a .gguf file, or a Hugging Face folder."""
-    listen: Annotated[str, AfterValidator(_is_address)] = "127.0.0.1:8000"
+    listen: Annotated[str, AfterValidator(host_and_port)] = "127.0.0.1:8000"
     """HOST:PORT; port 0 takes a free one."""
     served_model_name: str | None = None
     """The name in requests and answers; the model's own unless set."""
@@ -152,7 +149,9 @@ def _lines(error: ValidationError, where: str) -> list[str]:
     lines = []
     for one in error.errors():
         key = ".".join(str(part) for part in one["loc"]) or "(file)"
-        given = one["input"] if isinstance(one["input"], str | int | float | bool) else None
+        secret = SECRET_KEYS.intersection(str(part) for part in one["loc"])
+        shown = not secret and isinstance(one["input"], str | int | float | bool)
+        given = one["input"] if shown else None
         got = "" if given is None or one["type"] == "extra_forbidden" else f" (got {given!r})"
         hint = "; unknown key, remove it or check its spelling" if one["type"] == "extra_forbidden" else ""
         lines.append(f"{where}: {key}: {one['msg'].removeprefix('Value error, ')}{got}{hint}")

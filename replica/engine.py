@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections import abc
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -83,6 +84,18 @@ class Engine:
         """What became of blocks on lower tiers; None without any."""
         return self._tiers.counters if self._tiers is not None else None
 
+    @property
+    def fingerprint(self) -> str:
+        """Of all that KV depends on beside tokens; empty where no other process gets or gives any."""
+        return self._tiers.fingerprint if self._tiers is not None else ""
+
+    def lend(self, prompt: Sequence, wanted: abc.Sequence[int]) -> list[tuple[bytes, memoryview]]:
+        """(chained hash, KV) of the blocks ``wanted`` of ``prompt``, up to the first that is not here.
+
+        Between two steps only. For other replicas; ``prompt`` is no request and may be asked for again.
+        """
+        return self._tiers.lend(prompt, wanted) if self._tiers is not None else []
+
     def add(self, request: Request) -> None:
         """Queue a request.
 
@@ -111,7 +124,7 @@ class Engine:
             ),
             ReplyText(self._tokenizer, stops, skip_special_tokens=request.skip_special_tokens),
         )
-        if self._tiers is None or not self._tiers.fetch_for(sequence):
+        if self._tiers is None or not self._tiers.fetch_for(sequence, request.source):
             self._scheduler.add(sequence)
 
     def abort(self, request_id: str) -> None:

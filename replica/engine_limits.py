@@ -8,6 +8,7 @@ from replica.kv_cache.cache_settings import CacheSettings
 from replica.kv_cache.prefix_cache import PrefixCache
 from replica.kv_cache.radix_cache import RadixCache
 from replica.limits import SchedulerLimits
+from replica.peers.peer_limits import PeerLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,13 @@ class TierLimits:
     """Written at most; None: no limit."""
     prefill: PrefillCost | None = None
     """What computing costs, which fetching must beat; None: measured."""
+    peers: PeerLimits | None = None
+    """Other replicas."""
+
+    @property
+    def keeps(self) -> bool:
+        """What the device evicts has a place to go."""
+        return bool(self.host_bytes or self.disk_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,7 @@ class EngineLimits:
             self.block_size,
             enabled=self.prefix_caching,
             record_events=self.record_events,
-            record_evictions=self.tiers is not None,
+            record_evictions=self.tiers is not None and self.tiers.keeps,
         )
 
     def scheduler_limits(self, page_size: int) -> SchedulerLimits:

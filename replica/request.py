@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from replica.kv_cache.tier_transport import PeerOffer
 from replica.model.sampling import Drawn, Sampling, StopRule
 
 
@@ -19,6 +20,8 @@ class Request:
     """Lower runs sooner."""
     salt: str | None = None
     """Cached prefixes are shared only between requests with the same salt."""
+    source: PeerOffer | None = None
+    """Another replica that has KV of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)

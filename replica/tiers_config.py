@@ -7,6 +7,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 from replica.config_values import Section
 from replica.contract.prefill_cost import PrefillCost
 from replica.engine_limits import TierLimits
+from replica.peers_config import PeersConfig
 from replica.prefill_speed import ASSUMED
 
 MIB = 2**20
@@ -26,6 +27,9 @@ class TiersConfig(Section):
     prefill_us_per_token: PositiveFloat | None = None
     """What computing a token costs, which fetching it must beat; measured unless set."""
 
+    peers: PeersConfig | None = None
+    """Other replicas; none unless set."""
+
     def limits(self) -> TierLimits:
         """For the engine."""
         per_day, per_token_us = self.disk_write_mib_per_day, self.prefill_us_per_token
@@ -38,12 +42,15 @@ class TiersConfig(Section):
             disk_bytes=(self.disk_mib or 0) * MIB,
             disk_bytes_per_day=None if per_day is None else per_day * MIB,
             prefill=prefill,
+            peers=self.peers.limits() if self.peers is not None else None,
         )
 
     @model_validator(mode="after")
     def _fits(self) -> "TiersConfig":
         if (self.disk_path is None) != (self.disk_mib is None):
             raise ValueError("disk_path and disk_mib belong together: give both or neither")
-        if not self.host_mib and self.disk_path is None:
-            raise ValueError("no tier: give host_mib, or disk_path and disk_mib, or leave tiers out")
+        if not self.host_mib and self.disk_path is None and self.peers is None:
+            raise ValueError(
+                "no tier: give host_mib, or disk_path and disk_mib, or peers, or leave tiers out"
+            )
         return self

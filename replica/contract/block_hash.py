@@ -48,6 +48,15 @@ def token_bytes(tokens: Iterable[int]) -> bytes:
     return words.tobytes()
 
 
+def token_ids(raw: bytes) -> list[int]:
+    """The ids that :func:`token_bytes` made ``raw`` of. Raises ValueError when it is cut."""
+    words = array("i")
+    words.frombytes(raw)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words.tolist()
+
+
 def raw_block_hash(parent: bytes, raw_tokens: bytes) -> bytes:
     """Digest of a block given as :func:`token_bytes`; ``parent`` is the digest before it, or the root's."""
     return blake2b(parent + raw_tokens, digest_size=DIGEST_BYTES).digest()

@@ -55,4 +55,6 @@ class TierCounters:
     """Within reach of a request that computed them: that was faster."""
     corrupt: int = 0
     late_fetches: int = 0
+    gone: int = 0
+    """Fetches that a peer could serve only in part."""
     failed_fetches: int = 0

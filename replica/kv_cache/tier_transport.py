@@ -63,6 +63,8 @@ class Trouble(Enum):
     """A block's bytes have another checksum, or another length."""
     FAILED = "failed"
     """The tier did not answer, or with an error."""
+    GONE = "gone"
+    """A peer has it no more; it is well."""
     LATE = "late"
     """``give_up_s`` passed."""
     ABORTED = "aborted"

@@ -354,6 +354,9 @@ class Tiers:
         elif trouble is Trouble.FAILED:
             self.counters.failed_fetches += 1
             self._read_health(tier, fetch.peer).failed(now)
+        elif trouble is Trouble.GONE:
+            self.counters.gone += 1
+            self._read_health(tier, fetch.peer).worked()
         elif trouble is Trouble.LATE:
             self.counters.late_fetches += 1
             if all(transfer.tier is not tier for transfer in result.transfers):

@@ -1,5 +1,7 @@
 """The memory behind the block tables: K and V of every layer, block by block."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 
@@ -56,6 +58,11 @@ class PagedKv:
         return keys, values
 
     # Whole blocks on their way to and from other memory
+
+    def slots(self, blocks: Iterable[int]) -> torch.Tensor:
+        """The slots of these blocks, in order."""
+        size = self.block_size
+        return (torch.tensor(list(blocks))[:, None] * size + torch.arange(size)).flatten()
 
     def read(self, slots: torch.Tensor) -> torch.Tensor:
         """A copy of all layers' K and V at ``slots``: [layers, 2, slots, kv_heads, head_dim]."""

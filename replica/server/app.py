@@ -15,9 +15,11 @@ from replica.engine import Engine
 from replica.engine_limits import EngineLimits
 from replica.model.load import LoadedModel, load_model
 from replica.model.shape import ModelError
+from replica.peers.source_rule import SourceRule
 from replica.server.engine_thread import EngineThread
 from replica.server.kv_event_publisher import KvEventPublisher
 from replica.server.metrics import ReplicaMetrics
+from replica.server.peer_server import PeerServer
 from replica.server.prompts import PromptReader
 from replica.server.routes import ReplicaRoutes
 from replica.server.wire import echo_request_id, errors_in_openai_shape
@@ -42,12 +44,16 @@ class Running:
     engine: EngineThread
     events: KvEventPublisher | None
     """Where cache events are told, if anywhere."""
+    peers: PeerServer | None
+    """Where other replicas get KV, if anywhere."""
     _routes: ReplicaRoutes
     _runner: web.AppRunner
 
     async def stop(self) -> None:
         """Refuse new connections, let running requests finish for ``drain_s``, stop the engine."""
         self._routes.draining = True
+        if self.peers is not None:
+            await self.peers.stop()
         await self._runner.cleanup()
         await self.engine.stop()
         if self.events is not None:
@@ -74,11 +80,24 @@ async def start(
         engine.close()
         raise ListenError(error.strerror) from error
     thread = EngineThread(engine, config.threads, events.publish if events is not None else None)
-    metrics = ReplicaMetrics(name, thread, engine.limits)
+    limits = engine.limits
+    peer_limits = limits.tiers.peers if limits.tiers is not None else None
+    sources = peers = None
+    if peer_limits is not None:
+        sources = SourceRule(peer_limits.allow, peer_limits.signing_key, block_tokens=limits.block_size)
+        if peer_limits.listen is not None:
+            peers = PeerServer(thread, peer_limits, longest_prompt=limits.max_model_len)
+    metrics = ReplicaMetrics(
+        name,
+        thread,
+        limits,
+        sources.counters if sources is not None else None,
+        peers.counters if peers is not None else None,
+    )
     prompts = PromptReader(
         model.tokenizer, model.chat_template, model.shape.vocab, engine.limits.max_model_len
     )
-    routes = ReplicaRoutes(model, name, thread, prompts, metrics)
+    routes = ReplicaRoutes(model, name, thread, prompts, metrics, sources)
     app = web.Application(middlewares=[errors_in_openai_shape], client_max_size=config.max_body_mib * 2**20)
     app.on_response_prepare.append(echo_request_id)
     routes.add_to(app)
@@ -90,17 +109,20 @@ async def start(
     host, port = config.address
     site = web.TCPSite(runner, host, port)
     thread.start()
+    listening = config.listen
     try:
         await site.start()
+        if peers is not None and peer_limits is not None:
+            listening = f"{peer_limits.listen} (tiers.peers)"
+            await peers.start()
     except OSError as error:
         await runner.cleanup()
         await thread.stop()
         if events is not None:
             await events.close()
-        raise ListenError(f"listen {config.listen}: {error.strerror or error}") from error
+        raise ListenError(f"listen {listening}: {error.strerror or error}") from error
     bound = runner.addresses[0][1]
     url = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
-    limits = engine.limits
     log.info(
         "serving %s at %s: %d KV blocks of %d tokens, context %d, %s",
         name,
@@ -112,7 +134,9 @@ async def start(
     )
     if events is not None:
         log.info("KV events at %s, replay at %s", events.endpoint, events.replay_endpoint or "no endpoint")
-    return Running(url, host, bound, thread, events, routes, runner)
+    if peers is not None:
+        log.info("KV for peers at %s", peers.address)
+    return Running(url, host, bound, thread, events, peers, routes, runner)
 
 
 def run(config: ReplicaConfig) -> int:

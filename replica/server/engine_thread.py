@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TypeVarTuple
+from typing import TypeVar, TypeVarTuple
 
 import torch
 
@@ -24,6 +24,7 @@ log = logging.getLogger("warmroute.replica")
 
 _Command = Callable[[Engine], None]
 Arguments = TypeVarTuple("Arguments")
+Answer = TypeVar("Answer")
 EventSink = Callable[[float, Sequence[CacheEvent]], None]
 """Takes the cache events of one step and when it ended, in seconds since 1970; called on the event loop."""
 
@@ -145,14 +146,22 @@ class EngineThread:
         Raises:
             EngineDead: there is no engine any more.
         """
+        return await self.ask(Engine.reset_prefix_cache)
+
+    async def ask(self, question: Callable[[Engine], Answer]) -> Answer:
+        """What ``question`` returns in the engine's thread, between two steps.
+
+        Raises:
+            EngineDead: there is no engine any more.
+        """
         if self.failure is not None:
             raise EngineDead(self.failure)
-        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
-        def reset(engine: Engine) -> None:
-            self._call(_settle, done, engine.reset_prefix_cache())
+        def answer(engine: Engine) -> None:
+            self._call(_settle, done, question(engine))
 
-        self._commands.put(reset)
+        self._commands.put(answer)
         waits = asyncio.ensure_future(self.died.wait())
         try:
             await asyncio.wait((done, waits), return_when=asyncio.FIRST_COMPLETED)
@@ -243,6 +252,6 @@ class EngineThread:
         self._streams.clear()
 
 
-def _settle(done: asyncio.Future[bool], answer: bool) -> None:
+def _settle(done: asyncio.Future[Answer], answer: Answer) -> None:
     if not done.done():
         done.set_result(answer)

@@ -7,9 +7,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from replica.engine_limits import EngineLimits
 from replica.kv_cache.tier_settings import TierCounters
+from replica.peers.source_rule import SourceCounters
 from replica.server.engine_thread import EngineThread
+from replica.server.peer_metrics import LABELS, PeerCollector
+from replica.server.served_counters import ServedCounters
 
-LABELS = ("model_name", "engine")
 TTFT_BUCKETS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -23,9 +25,18 @@ BETWEEN_TOKENS_BUCKETS_S = (
 class ReplicaMetrics:
     """Counts what the server sees; reads the rest from the engine's last load report when scraped."""
 
-    def __init__(self, model_name: str, thread: EngineThread, limits: EngineLimits) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        thread: EngineThread,
+        limits: EngineLimits,
+        sources: SourceCounters | None = None,
+        served: ServedCounters | None = None,
+    ) -> None:
+        """``sources``, ``served``: what is counted of peers, where there are any."""
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(model_name, thread, limits))
+        self._registry.register(PeerCollector((model_name, "0"), sources, served))
         values = (model_name, "0")
 
         def counter(name: str, text: str) -> Counter:
@@ -155,7 +166,7 @@ class _EngineCollector:
         )
         for outcome in (
             *("saved", "not_saved", "spilled", "over_budget", "lost", "recomputed", "corrupt"),
-            *("late_fetches", "failed_fetches"),
+            *("late_fetches", "failed_fetches", "gone"),
         ):
             outcomes.add_metric((*self._values, outcome), float(getattr(tiers, outcome)))
         yield outcomes

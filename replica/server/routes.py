@@ -10,7 +10,10 @@ import orjson
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from replica.contract.kv_source import KV_SOURCE_HEADER
+from replica.kv_cache.tier_transport import PeerOffer
 from replica.model.load import LoadedModel
+from replica.peers.source_rule import SourceRule
 from replica.server.answers import ChatAnswer, CompletionAnswer
 from replica.server.client_error import ClientError, error_body
 from replica.server.engine_thread import EngineThread
@@ -37,12 +40,15 @@ class ReplicaRoutes:
         thread: EngineThread,
         prompts: PromptReader,
         metrics: ReplicaMetrics,
+        sources: SourceRule | None = None,
     ) -> None:
+        """``sources``: whom a request may name as the source of its KV; None: nobody is asked."""
         self._model = model
         self._name = name
         self._thread = thread
         self._prompts = prompts
         self._metrics = metrics
+        self._sources = sources
         self._created = int(time.time())
         self.draining = False
         """On its way out: /health says so, so that routers send nothing new."""
@@ -67,11 +73,12 @@ class ReplicaRoutes:
         arrival = time.monotonic()
         body = await self._body(request)
         answer_id = f"chatcmpl-{_request_id(request)}"
+        source = self._source(request)
 
         def read() -> Job:
             settings = chat_settings(body, self._model.end_ids, self._model.shape.vocab)
             prompts = [self._prompts.chat(body)]
-            return self._job(prompts, settings)
+            return self._job(prompts, settings, source)
 
         job = await _off_loop_if_long(request, read)
         form = ChatAnswer(answer_id, self._name, self._model.tokenizer, job.settings.sampling.logprobs)
@@ -82,10 +89,11 @@ class ReplicaRoutes:
         arrival = time.monotonic()
         body = await self._body(request)
         answer_id = f"cmpl-{_request_id(request)}"
+        source = self._source(request)
 
         def read() -> Job:
             settings = completion_settings(body, self._model.end_ids, self._model.shape.vocab)
-            return self._job(self._prompts.completion(body), settings)
+            return self._job(self._prompts.completion(body), settings, source)
 
         job = await _off_loop_if_long(request, read)
         echoes: list[str] = []
@@ -98,9 +106,12 @@ class ReplicaRoutes:
         )
         return await answer(request, job, form, self._thread, self._metrics, arrival)
 
-    def _job(self, prompts: Sequence[Prompt], settings: Settings) -> Job:
+    def _source(self, request: web.Request) -> PeerOffer | None:
+        return None if self._sources is None else self._sources.offer(request.headers.get(KV_SOURCE_HEADER))
+
+    def _job(self, prompts: Sequence[Prompt], settings: Settings, source: PeerOffer | None) -> Job:
         # The engine's ids are our own: a client may use one x-request-id twice.
-        requests = sequences_of(prompts, settings, uuid.uuid4().hex, self._prompts.max_model_len)
+        requests = sequences_of(prompts, settings, uuid.uuid4().hex, self._prompts.max_model_len, source)
         return Job(tuple(prompts), settings, tuple(requests))
 
     # The rest

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from replica.kv_cache.tier_transport import PeerOffer
 from replica.model.sampling import Sampling, StopRule
 from replica.request import Request
 from replica.server.client_error import ClientError
@@ -69,9 +70,15 @@ def completion_settings(body: Fields, end_ids: frozenset[int], vocab: int) -> Se
 
 
 def sequences_of(
-    prompts: Sequence[Prompt], settings: Settings, request_id: str, max_model_len: int
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    request_id: str,
+    max_model_len: int,
+    source: PeerOffer | None = None,
 ) -> list[Request]:
     """One engine request per prompt and choice, prompts first: choice c of prompt p is ``p * n + c``.
+
+    ``source``: another replica that has KV of the prompt.
 
     Raises:
         ClientError: prompt and output do not fit in the context.
@@ -101,6 +108,7 @@ def sequences_of(
                     skip_special_tokens=settings.skip_special_tokens,
                     priority=settings.priority,
                     salt=settings.salt,
+                    source=source,
                 )
             )
     return requests

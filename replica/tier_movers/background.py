@@ -10,6 +10,8 @@ Report = Callable[[], None]
 Job = Callable[[], Report]
 READERS = 2
 """Files read at once."""
+CALLERS = 4
+"""Peers asked at once."""
 
 
 class Background:
@@ -23,14 +25,17 @@ class Background:
     >>> background.close()
     """
 
-    def __init__(self) -> None:
-        """Writes and deletions have one thread, which keeps them in order."""
+    def __init__(self, *, peers: bool = False) -> None:
+        """Writes and deletions have one thread, which keeps them in order. ``peers``: some will be asked."""
         self._reads: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
-        for number, jobs in enumerate([self._writes, *[self._reads] * READERS]):
-            # Daemons: a disk that hangs must not keep the process.
-            threading.Thread(target=self._work, args=(jobs,), name=f"disk {number}", daemon=True).start()
+        self._threads = ((self._writes, 1), (self._reads, READERS), (self._calls, CALLERS if peers else 0))
+        for jobs, threads in self._threads:
+            for _ in range(threads):
+                # Daemons: a disk that hangs must not keep the process.
+                threading.Thread(target=self._work, args=(jobs,), name="tiers", daemon=True).start()
 
     def read(self, job: Job) -> None:
         """Run ``job`` beside others."""
@@ -39,6 +44,14 @@ class Background:
     def write(self, job: Job) -> None:
         """Run ``job`` after the writes before it."""
         self._writes.put(job)
+
+    def call(self, job: Job) -> None:
+        """Run ``job``, which asks a peer, beside others."""
+        self._calls.put(job)
+
+    def tell(self, report: Report) -> None:
+        """From within a job: it has something to say before its end."""
+        self._reports.put(report)
 
     def take(self, wait_s: float = 0.0) -> None:
         """Run the reports that have come; wait at most ``wait_s`` for the first."""
@@ -52,7 +65,7 @@ class Background:
 
     def close(self) -> None:
         """End the threads after what they are at; what waits behind it is dropped."""
-        for jobs, threads in ((self._writes, 1), (self._reads, READERS)):
+        for jobs, threads in self._threads:
             with contextlib.suppress(queue.Empty):
                 while True:
                     jobs.get_nowait()

@@ -1,13 +1,14 @@
-"""Lower tiers of one engine: what its cache evicts is kept, and a request waits for what comes back faster
-than it is computed."""
+"""Lower tiers of one engine, and its peers: what its cache evicts is kept, and a request waits for what comes
+back faster than it is computed."""
 
 import time
+from collections.abc import Sequence as Row
 
 from replica.batch import Batch
 from replica.contract.kv_events import CacheEvent
 from replica.engine_limits import EngineLimits, TierLimits
 from replica.kv_cache.tier_settings import TierCounters, TierSettings
-from replica.kv_cache.tier_transport import Fetch, FetchResult, Trouble
+from replica.kv_cache.tier_transport import Fetch, FetchResult, PeerOffer, Trouble
 from replica.kv_cache.tiers import Tiers
 from replica.model.fingerprint import fingerprint
 from replica.model.load import LoadedModel
@@ -17,6 +18,8 @@ from replica.prefix_load import PrefixLoad
 from replica.scheduler import Scheduler
 from replica.sequence import Sequence
 from replica.tier_movers.disk_store import DiskStore
+from replica.tier_movers.lending import Lending
+from replica.tier_movers.peer_reader import PeerReader
 from replica.tier_movers.torch_mover import TorchMover
 
 SPILLED_SHARE = 0.125
@@ -24,7 +27,7 @@ SPILLED_SHARE = 0.125
 
 
 class EngineTiers:
-    """Host and disk behind one engine's cache; used from its thread only."""
+    """Host, disk and peers behind one engine's cache; used from its thread only."""
 
     def __init__(
         self,
@@ -39,11 +42,19 @@ class EngineTiers:
         self._measured = PrefillSpeed() if tiers.prefill is None else None
         settings = _settings(tiers, limits, kv)
         self._tiers = Tiers(settings, tiers.prefill or PrefillSpeed().cost, time.monotonic())
+        self.fingerprint = ""
+        """Of all that KV depends on beside tokens; empty where no other process gets or gives any."""
+        if tiers.disk_folder is not None or tiers.peers is not None:
+            self.fingerprint = fingerprint(model, limits.block_size, batch_invariant=limits.batch_invariant)
         disk = None
         if tiers.disk_folder is not None:
-            name = fingerprint(model, limits.block_size, batch_invariant=limits.batch_invariant)
-            disk = DiskStore(tiers.disk_folder, name, settings.block_bytes)
-        self._mover = TorchMover(self._tiers, kv, scheduler.loads, disk, self._fetched)
+            disk = DiskStore(tiers.disk_folder, self.fingerprint, settings.block_bytes)
+        peers = None
+        if tiers.peers is not None:
+            peers = PeerReader(self.fingerprint, tiers.peers.key, settings.block_bytes)
+        self._mover = TorchMover(self._tiers, kv, scheduler.loads, disk, self._fetched, peers)
+        self._lending = Lending(scheduler.cache, kv, self._mover.on_host)
+        self._asks_peers = peers is not None
         self._waiting: dict[int, Sequence] = {}
         """Whose prefix is on its way, by number of the fetch."""
         if disk is not None:
@@ -64,16 +75,20 @@ class EngineTiers:
         """What became of blocks."""
         return self._tiers.counters
 
-    def fetch_for(self, sequence: Sequence) -> bool:
-        """Begin to fetch what a new request lacks; False: nothing is worth it, let the scheduler have it."""
+    def fetch_for(self, sequence: Sequence, source: PeerOffer | None = None) -> bool:
+        """Begin to fetch what a new request lacks; False: nothing is worth it, let the scheduler have it.
+
+        ``source``: a peer that may be asked, too.
+        """
         cache, loads, now = self._scheduler.cache, self._scheduler.loads, time.monotonic()
         if not cache.enabled or not sequence.reads_cache:
             return False
         hashes = cache.block_hashes(sequence)
         matched = len(cache.match(sequence)) * cache.block_size // cache.hash_tokens
-        plan = self._tiers.plan(hashes, matched, sequence.prompt_tokens, now)
+        peer = source if self._asks_peers else None
+        plan = self._tiers.plan(hashes, matched, sequence.prompt_tokens, now, peer=peer)
         # The sources are kept first: room for the load may evict, and that needs room on the host.
-        fetch = self._tiers.begin(plan, hashes)
+        fetch = self._tiers.begin(plan, hashes, peer)
         if fetch is None:
             return False
         load = loads.begin(sequence, plan.stop_block * cache.hash_tokens)
@@ -84,6 +99,10 @@ class EngineTiers:
         self._waiting[fetch.number] = sequence
         self._mover.fetch(fetch, load)
         return True
+
+    def lend(self, prompt: Sequence, wanted: Row[int]) -> list[tuple[bytes, memoryview]]:
+        """See ``Lending.lend``; between two steps."""
+        return self._lending.lend(prompt, wanted)
 
     def abort(self, request_id: str) -> None:
         """Forget a request that waits for its prefix; nothing if none does."""

@@ -1,13 +1,14 @@
-"""Moves KV between the torch runner's memory, tensors on the host, and files; reports to ``Tiers``.
+"""Moves KV between the torch runner's memory, tensors on the host, files and peers; reports to ``Tiers``.
 
-Everything but reading and writing files happens in the engine's thread, between steps. A fetch writes its
-blocks in order as they come, at most ``COPY_BYTES`` of all fetches between two steps, so that running replies
-go on. A failure of any kind is a report: the request computes what did not come.
+Everything but reading and writing files and asking peers happens in the engine's thread, between steps. A
+fetch writes its blocks in order as they come, at most ``COPY_BYTES`` of all fetches between two steps, so
+that running replies go on. A failure of any kind is a report: the request computes what did not come.
 """
 
+import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -18,9 +19,13 @@ from replica.kv_cache.fetch_plan import Tier
 from replica.kv_cache.tier_transport import Drop, Fetch, FetchResult, Order, Save, Spill, Transfer, Trouble
 from replica.kv_cache.tiers import Tiers
 from replica.model.paged_kv import PagedKv
+from replica.peers.peer_call import PeerCall, Stopped
 from replica.prefix_load import PrefixLoad, PrefixLoads
 from replica.tier_movers.background import Background, Report
 from replica.tier_movers.disk_store import CorruptBlock, DiskStore
+from replica.tier_movers.peer_reader import PeerReader
+
+log = logging.getLogger("warmroute.replica")
 
 COPY_BYTES = 32 * 2**20
 
@@ -33,7 +38,9 @@ class _Copy:
     load: PrefixLoad
     began_s: float
     came: dict[int, bytearray | Trouble] = field(default_factory=dict)
-    """What was read from disk, by place in the fetch."""
+    """What came from disk and peer, by place in the fetch."""
+    call: PeerCall | None = None
+    """The question to the peer, if there is one."""
     arrived: int = 0
     bytes_by_tier: dict[Tier, int] = field(default_factory=dict)
     seconds_by_tier: dict[Tier, float] = field(default_factory=dict)
@@ -61,14 +68,19 @@ class TorchMover:
         loads: PrefixLoads,
         disk: DiskStore | None,
         ended: Callable[[Fetch, PrefixLoad], None],
+        peers: PeerReader | None = None,
     ) -> None:
-        """``ended``: called when a fetch is over, however it went, while its blocks are still held."""
+        """``ended``: called when a fetch is over, however it went, while its blocks are still held.
+
+        ``peers``: asks other replicas, if any are to be asked.
+        """
         self._tiers = tiers
         self._kv = kv
         self._loads = loads
         self._disk = disk
         self._ended = ended
-        self._background = Background()
+        self._peers = peers
+        self._background = Background(peers=peers is not None)
         self._host: dict[BlockHash, torch.Tensor] = {}
         self._copies: dict[int, _Copy] = {}
         self._writes = 0
@@ -87,12 +99,12 @@ class TorchMover:
         while todo:
             match todo.popleft():
                 case Save() as save if save.target is Tier.HOST:
-                    self._host[save.block_hash] = self._kv.read(self._slots(save.blocks))
+                    self._host[save.block_hash] = self._kv.read(self._kv.slots(save.blocks))
                     todo += self._tiers.saved(save, None, time.monotonic())
                 case Save() as save:
                     self._write(
                         save.block_hash,
-                        self._kv.read(self._slots(save.blocks)),
+                        self._kv.read(self._kv.slots(save.blocks)),
                         partial(self._tiers.saved, save),
                         partial(self._tiers.not_saved, save),
                     )
@@ -115,6 +127,8 @@ class TorchMover:
         for place, tier in enumerate(fetch.plan.sources):
             if tier is Tier.DISK:
                 self._read(copy, place)
+        if fetch.peer is not None:
+            self._ask(copy, fetch.peer)
 
     # Between steps
 
@@ -134,8 +148,15 @@ class TorchMover:
         """Nobody wants it any more."""
         self._end(self._copies[fetch.number], Trouble.ABORTED)
 
+    def on_host(self, block_hash: BlockHash) -> torch.Tensor | None:
+        """A block's KV, if the host has it."""
+        return self._host.get(block_hash)
+
     def close(self) -> None:
         """End the threads and let go of the folder; files stay for the next process."""
+        for copy in self._copies.values():
+            if copy.call is not None:
+                copy.call.close()
         self._background.close()
         if self._disk is not None:
             self._disk.close()
@@ -178,19 +199,17 @@ class TorchMover:
         first = (copy.fetch.plan.start_block + copy.arrived) * tokens
         begin = max(first, load.start)
         pages = load.blocks[(begin - load.start) // page : (first + tokens - load.start) // page]
-        self._kv.write(self._slots(pages), block[:, :, begin - first :])
+        self._kv.write(self._kv.slots(pages), block[:, :, begin - first :])
 
     def _end(self, copy: _Copy, trouble: Trouble | None) -> None:
         del self._copies[copy.fetch.number]
+        if copy.call is not None:
+            copy.call.close()
         self.carry_out(self._tiers.ended(copy.fetch, copy.result(trouble), time.monotonic()))
         self._ended(copy.fetch, copy.load)
         self._loads.end(copy.load)
 
-    def _slots(self, blocks: Iterable[int]) -> torch.Tensor:
-        size = self._kv.block_size
-        return (torch.tensor(list(blocks))[:, None] * size + torch.arange(size)).flatten()
-
-    # The disk, in other threads
+    # The disk and the peers, in other threads
 
     def _read(self, copy: _Copy, place: int) -> None:
         disk = self._disk
@@ -217,6 +236,35 @@ class TorchMover:
             return report
 
         self._background.read(job)
+
+    def _ask(self, copy: _Copy, peer: str) -> None:
+        """Everything that is to come from the peer, in one question."""
+        assert self._peers is not None
+        fetch, background = copy.fetch, self._background
+        places = [place for place, tier in enumerate(fetch.plan.sources) if tier is Tier.PEER]
+        call = copy.call = self._peers.call(peer, fetch, copy.load.loader)
+
+        def report(place: int, content: bytearray | Trouble, seconds: float) -> None:
+            copy.came[place] = content
+            if not isinstance(content, Trouble):
+                copy.took(Tier.PEER, len(content), seconds)
+
+        def job() -> Report:
+            missing, since_s = iter(places), time.monotonic()
+            trouble = Trouble.FAILED
+            try:
+                for _, content in call.blocks():
+                    now_s = time.monotonic()
+                    background.tell(partial(report, next(missing), content, now_s - since_s))
+                    since_s = now_s
+            except Stopped as stopped:
+                trouble = stopped.trouble
+            except Exception:
+                log.exception("asking peer %s failed", peer)
+            place = next(missing, None)
+            return (lambda: None) if place is None else partial(report, place, trouble, 0.0)
+
+        background.call(job)
 
     def _write(
         self,

@@ -9,6 +9,8 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,17 @@ from replica.contract.prefill_cost import PrefillCost
 from replica.engine import Engine
 from replica.engine_limits import TierLimits
 from replica.kv_cache.cache_settings import CacheSettings
+from replica.kv_cache.tier_transport import PeerOffer
+from replica.peers.peer_limits import PeerLimits
 from replica.request import Request
 from tests.replica.models import finish_all, greedy_request, make_engine, token_ids
+from tests.replica.peer_rig import FAULTS, SECRET, LendingPeer, lending_engine
 
 MOST_TOKENS = 12
 PROMPTS = 60
 """A small set, so that whole prompts come back and what is right is computed once for each."""
 
+SALTS = (None, "a", "b")
 TREE = CacheSettings("radix", 1)
 BLOCK = 16 * 512
 """Bytes of KV of 16 tokens of the tiny model."""
@@ -68,6 +74,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "tiers": TierLimits(4 * BLOCK, Path(), 60 * BLOCK, 40_000 * BLOCK, DEAR),
         "pinned_tokens": 48,
     },
+    "blocks and peers that fail": {
+        "kv_blocks": 24,
+        "tiers": TierLimits(6 * BLOCK, prefill=PrefillCost(0.05, 3e-3), peers=PeerLimits(SECRET)),
+    },
+    "tree and peers that fail": {
+        "kv_blocks": 28,
+        "cache": CacheSettings("radix", 4, "slru"),
+        "tiers": TierLimits(prefill=PrefillCost(0.05, 3e-3), peers=PeerLimits(SECRET)),
+    },
     "tree of 16, tlru": {"kv_blocks": 16, "cache": CacheSettings("radix", 16, "tlru", 32)},
 }
 """Engines that must not differ in a token."""
@@ -82,6 +97,8 @@ class Fuzz:
         self._stems = [self._tokens(100) for _ in range(4)]
         self._prompts = [self._prompt() for _ in range(PROMPTS)]
         self._known = known
+        self.sources: list[PeerOffer] = []
+        """Peers that requests may name."""
         self.cached_tokens = self.aborted = 0
 
     def run(self, engine: Engine, count: int) -> None:
@@ -113,12 +130,26 @@ class Fuzz:
         load = engine.load()
         assert (load.kv_usage, load.running, load.waiting) == (0.0, 0, 0) or engine.limits.pinned_tokens
 
+    @contextmanager
+    def peers_for(self, settings: dict[str, Any]) -> Iterator[None]:
+        """While it lasts: a peer that has every prompt, behind links that work and links that do not."""
+        tiers = settings.get("tiers")
+        if tiers is None or tiers.peers is None:
+            yield
+            return
+        kept = [(prompt, salt) for prompt in self._prompts for salt in SALTS]
+        faults = (*("none",) * 20, *FAULTS * 3, *("flipped",) * 8)
+        with LendingPeer(lending_engine(kept), faults) as peer:
+            self.sources = [peer.offer(link) for link in range(len(faults))]
+            yield
+
     def _request(self, name: str) -> Request:
         chance = self.chance
         return replace(
             greedy_request(name, chance.choice(self._prompts), chance.choice((1, 4, MOST_TOKENS))),
-            salt=chance.choice((None, None, "a", "b")),
+            salt=chance.choice((None, *SALTS)),
             priority=chance.choice((0, 0, 1)),
+            source=chance.choice(self.sources) if self.sources else None,
         )
 
     def _check(self, request: Request, tokens: list[int], *, whole: bool) -> None:
@@ -157,7 +188,8 @@ def main() -> int:
             with tempfile.TemporaryDirectory() as folder:
                 fuzz, engine = Fuzz(seed, known), engine_for(settings, Path(folder))
                 try:
-                    fuzz.run(engine, 200)
+                    with fuzz.peers_for(settings):
+                        fuzz.run(engine, 200)
                 except AssertionError as error:
                     print(f"seed {seed}, {name}: {error or type(error).__name__}", file=sys.stderr)
                     raise

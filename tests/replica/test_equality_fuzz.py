@@ -1,9 +1,10 @@
-"""2,800 requests of the fuzz; ``make fuzz`` does 50,000."""
+"""3,200 requests of the fuzz; ``make fuzz`` does 50,000."""
 
 from pathlib import Path
 
 import pytest
 
+from replica.kv_cache.fetch_plan import Tier
 from tests.replica.equality_fuzz import SETTINGS, Fuzz, engine_for
 
 KNOWN: dict[tuple[int, ...], list[int]] = {}
@@ -12,11 +13,16 @@ KNOWN: dict[tuple[int, ...], list[int]] = {}
 @pytest.mark.parametrize("name", SETTINGS)
 def test_random_traffic_gets_the_tokens_of_a_fresh_engine_without_cache(name: str, tmp_path: Path) -> None:
     fuzz, engine = Fuzz(20, KNOWN), engine_for(SETTINGS[name], tmp_path)
-    fuzz.run(engine, 200)
+    with fuzz.peers_for(SETTINGS[name]):
+        fuzz.run(engine, 200)
     assert fuzz.aborted, "the test saw aborts"
     assert (fuzz.cached_tokens > 1_000) == engine.limits.prefix_caching, "and hits"
     if "tiny pool" in name:
         assert engine.preemptions > 0
     if engine.tier_counters is not None:
         assert sum(engine.tier_counters.fetched.values()) > 50
+        if fuzz.sources:
+            counters = engine.tier_counters
+            assert counters.fetched[Tier.PEER] > 50 and counters.failed_fetches > 3, "peers gave, and failed"
+            assert counters.corrupt > 0
     engine.close()
