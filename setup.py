@@ -23,6 +23,7 @@ DECIDES = tuple(
 CARRIES = tuple(
     Path("router/proxy", f"{name}.py")
     for name in (
+        "admission",
         "answer",
         "attempt",
         "body_framing",
@@ -42,6 +43,8 @@ CARRIES = tuple(
         "service",
         "settings",
         "stream_watch",
+        "tenancy",
+        "tenant_request",
         "tries",
     )
 )

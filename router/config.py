@@ -23,6 +23,7 @@ from router.cost_config import CostConfig
 from router.discovery_config import AdminReplicasConfig, DiscoveryConfigs
 from router.replica_config import ReplicaConfig
 from router.state_config import StateConfig
+from router.tenants_config import TenantsConfig
 from router.tracing_config import TracingConfig
 from router.yaml_file import YamlError, line_of, read_yaml
 
@@ -218,6 +219,8 @@ class RouterConfig(Section):
     readiness: Literal["replica", "router"] = "replica"
     """``replica``: ready while a replica is usable. ``router``: since the first one was, until it stops."""
     keys: KeysConfig = KeysConfig()
+    tenants: TenantsConfig | None = None
+    """Who shares the fleet, each with keys, limits and a cache of its own."""
     tls: TlsConfig | None = None
     replicas: tuple[ReplicaConfig, ...] = ()
     discovery: DiscoveryConfigs = ()

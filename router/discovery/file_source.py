@@ -1,13 +1,6 @@
-"""Replicas from a file: read when it changed, used whole or not at all.
-
-The file is looked at by time, size and inode, so that it may lie on any file system. One that was put in
-place of another is read at once; one that is written in place is read when it stayed the same from one look
-to the next.
-"""
+"""Replicas from a file: read when it changed, used whole or not at all."""
 
 import asyncio
-import os
-from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -15,10 +8,10 @@ from router.config import ConfigError, describe
 from router.discovery.source import Found, SourceStatus
 from router.discovery_config import FileDiscovery
 from router.replica_config import ReplicaConfig
+from router.watched_file import WatchedFile
 from router.yaml_file import YamlError, read_yaml
 
 _LIST = TypeAdapter(tuple[ReplicaConfig, ...])
-_Mark = tuple[int, int, int]
 
 
 class FileSource:
@@ -26,10 +19,7 @@ class FileSource:
 
     def __init__(self, config: FileDiscovery) -> None:
         self._config = config
-        self._read: _Mark | None = None
-        """As it was when it was read last."""
-        self._seen: _Mark | None = None
-        """As it was when it was looked at last."""
+        self._file = WatchedFile(config.path)
 
     async def watch(self, found: Found, status: SourceStatus) -> None:
         """As ``Source`` says."""
@@ -53,28 +43,10 @@ class FileSource:
         """
         path = self._config.path
         try:
-            mark = _mark(path)
-            in_place = self._read is not None and mark[0] == self._read[0]
-            still = mark == self._seen
-            self._seen = mark
-            if mark == self._read or (in_place and not still):
-                return None
-            text = Path(path).read_text(encoding="utf-8")
-            if _mark(path) != mark:
-                return None
-        except OSError:
-            self._read = self._seen = None
-            raise
+            text = self._file.look()
         except UnicodeDecodeError as error:
-            self._read = mark
             raise ConfigError(f"{path}: not UTF-8: {error.reason}") from None
-        self._read = mark
-        return read_replicas(text, path)
-
-
-def _mark(path: str) -> _Mark:
-    found = os.stat(path)
-    return found.st_ino, found.st_mtime_ns, found.st_size
+        return None if text is None else read_replicas(text, path)
 
 
 def read_replicas(text: str, where: str) -> tuple[ReplicaConfig, ...]:

@@ -24,6 +24,7 @@ from router.proxy.key_ring import admin_keys
 from router.proxy.prompt_reader import PromptReader
 from router.proxy.recent_report import RecentReport
 from router.proxy.state_report import state_fields
+from router.proxy.tenant_report import tenant_states
 from router.proxy.traffic_report import replica_traffic, traffic_state
 from router.routing.decision import NoReplica
 from router.routing.fleet import Fleet
@@ -211,6 +212,7 @@ def fleet_state(fleet: Fleet, counters: Counters, now: float) -> dict[str, Any]:
             for replica in fleet.replicas
         ],
         "traffic": traffic_state(counters),
+        "tenants": tenant_states(fleet, counters),
         "tokens_per_unit": fleet.token_ratio.tokens_per_unit,
         "arrivals_per_s": fleet.traffic.arrivals_per_s(now),
         "decode_price": fleet.traffic.decode_price,

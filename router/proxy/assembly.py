@@ -29,9 +29,12 @@ from router.proxy.replica_access import replica_accesses
 from router.proxy.replica_set import ReplicaSet
 from router.proxy.request_log import RequestLog
 from router.proxy.request_path import MakeRequestPath
+from router.proxy.tenant_file_watch import TenantFileWatch
 from router.proxy.tls import PublicTls, server_context
 from router.proxy.tracing_extra import require_otel_extra, start_tracing
 from router.state.shared_state import Callbacks, make_state
+from router.tenants_config import TenantConfig
+from router.tenants_file import read_tenants
 
 log = logging.getLogger("warmroute")
 
@@ -72,6 +75,7 @@ class Router:
         self._replica_set = ReplicaSet(self.fleet, self.data_plane.service, self.prober, self.kv_events)
         self.discovery = Discovery(self._replicas_found)
         self.added = AddedReplicas(config, lambda: self.config.replicas, self._replicas_changed)
+        self._tenant_file = TenantFileWatch(lambda: self._written, self._tenants_changed, self.counters)
         self.state = make_state(
             config, self.fleet, Callbacks(self.data_plane.service.send_released, self.prober.probe_now)
         )
@@ -104,6 +108,7 @@ class Router:
         await self._first_found()
         await self.state.start()
         self.data_plane.service.tracing = start_tracing(self.config, self.counters)
+        self._tenant_file.apply(self._written)
         await self.data_plane.start(None if self._tls is None else self._tls.context)
         self._started.set()
         usable = sum(replica.usable for replica in self.fleet.replicas)
@@ -127,6 +132,7 @@ class Router:
         if self.config.shutdown_delay_s:
             await asyncio.sleep(self.config.shutdown_delay_s)
         await self.discovery.stop()
+        await self._tenant_file.stop()
         await self.data_plane.stop(self.config.shutdown_timeout_s)
         await self.state.stop()
         await self.kv_events.stop()
@@ -170,6 +176,7 @@ class Router:
         require_changeable(self.config, config)
         require_events_extra(config)
         accesses = replica_accesses(config)
+        tenants = read_tenants(written)
         certificate = None if config.tls is None else server_context(config.tls)
         changes = replica_changes(self.config, config)
         service = self.data_plane.service
@@ -187,12 +194,22 @@ class Router:
         self.added.apply(written)
         if self._tls is not None and certificate is not None:
             self._tls.use(certificate)
+        service.tenants = tenants
         self.data_plane.apply(config)
+        self._tenant_file.apply(written)
         self.admin.apply(written)
         service.request_log = request_log
         if old_log is not None and old_log is not request_log:
             old_log.close()
         self.config, self._written = config, written
+
+    def _tenants_changed(self, tenants: tuple[TenantConfig, ...]) -> None:
+        """Their file did; all that may fail is done."""
+        service = self.data_plane.service
+        if tenants != service.tenants:
+            service.tenants = tenants
+            self.data_plane.apply(self.config)
+            log.info("%d tenants from now on", len(tenants))
 
     # --- replicas that are found and added --------------------------------------------------------
 

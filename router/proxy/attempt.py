@@ -61,7 +61,7 @@ class Attempt:
     def _send_on(self, connection: ReplicaConnection) -> None:
         self.connection = connection
         exchange = self._exchange
-        connection.send(exchange, exchange.request_head(connection.pool), exchange.body)
+        connection.send(exchange, *exchange.request(connection.pool))
 
     def connected(self, connection: ReplicaConnection) -> None:
         """The pool made a connection."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from router.proxy.exchange import Exchange
 from router.proxy.forwarding import Forwarding
 from router.proxy.own_routes import own_answer
-from router.proxy.request_head import ClientError, RequestHead, last_lines
+from router.proxy.request_head import ClientError, RequestHead
 from router.proxy.request_reader import Expecting, RequestReader
 from router.proxy.router_error import REQUEST_TIMEOUT, TOO_MANY_CONNECTIONS, RouterError, error_answer
 from router.proxy.settings import ProxySettings
@@ -185,16 +185,13 @@ class ClientConnection(asyncio.Protocol):
             self._turn_away(forwarding.refusal, request_id.decode(), head)
         elif forwarding.routed:
             self._phase = Phase.SERVING
-            lines = forwarding.lines + last_lines(head, request_id, len(body))
             trace = None if service.tracing is None else service.tracing.begin(head)
-            if trace is not None:
-                lines = trace.lines + lines
-            exchange = self.exchange = Exchange(
-                service, self, head, body, request_id, forwarding.client_keys, lines, trace
-            )
+            exchange = self.exchange = Exchange(service, self, head, body, request_id, forwarding, trace)
             exchange.start()
         else:
-            self.transport.write(own_answer(service, head, request_id, keep_alive=self.keep_alive))
+            self.transport.write(
+                own_answer(service, head, request_id, forwarding.caller, keep_alive=self.keep_alive)
+            )
             self._answered()
 
     def _forward(self, head: RequestHead) -> Forwarding:
@@ -204,7 +201,7 @@ class ClientConnection(asyncio.Protocol):
     def _check_key(self, head: RequestHead) -> None:
         """Whoever may not use the router need not send a whole body to learn it. Raises ``ClientError``."""
         settings, forwarding = self._plane.service.settings, self._forwarding
-        if not settings.keys:
+        if not settings.keys and settings.tenancy is None:
             return
         if forwarding is None or forwarding.head is not head or forwarding.settings is not settings:
             forwarding = self._forward(head)

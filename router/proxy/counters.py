@@ -1,7 +1,10 @@
 """What the data plane counts: plain numbers it adds to, read by ``/metrics`` and ``/fleet``."""
 
 from bisect import bisect_left
+from collections.abc import Collection
 from dataclasses import dataclass
+
+from router.routing.in_flight import Usage
 
 TTFT_BUCKETS_S = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0,
@@ -50,6 +53,51 @@ class KvEventCounters:
     """Messages or payloads that are no batch of events."""
 
 
+class TenantCounters:
+    """What one tenant's requests came to at this router since start."""
+
+    __slots__ = (
+        "cached_tokens",
+        "output_tokens",
+        "prompt_tokens",
+        "statuses",
+        "ttft_count",
+        "ttft_total_s",
+        "turned_away",
+    )
+
+    def __init__(self) -> None:
+        self.statuses: dict[int, int] = {}
+        """By status sent to the client; 499 is "client left"."""
+        self.turned_away: dict[str, int] = {}
+        """Of those, by the router's error code: limits, models, the hold queue's share."""
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.output_tokens = 0
+        self.ttft_count = 0
+        self.ttft_total_s = 0.0
+        """Of streamed answers."""
+
+    def count(self, status: int) -> None:
+        """A request is over."""
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+
+    def turned(self, code: str) -> None:
+        """It got an error of the router's own."""
+        self.turned_away[code] = self.turned_away.get(code, 0) + 1
+
+    def add_ttft(self, ttft_s: float) -> None:
+        """A streamed answer's first token came."""
+        self.ttft_count += 1
+        self.ttft_total_s += ttft_s
+
+    def add_usage(self, usage: Usage) -> None:
+        """A whole answer told its tokens."""
+        self.prompt_tokens += usage.prompt_tokens or 0
+        self.cached_tokens += usage.cached_tokens or 0
+        self.output_tokens += usage.output_tokens or 0
+
+
 class Counters:
     """One router's counters since start. Labels are bounded: statuses, reasons, replica names."""
 
@@ -85,8 +133,19 @@ class Counters:
         self.decision_s = Histogram((10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 1e-3, 5e-3))
         self.reloads = 0
         """Configs applied after the first."""
+        self.tenants: dict[str, TenantCounters] = {}
+        """By name."""
+        self.failed_tenant_files = 0
+        """Changes of the tenants' file that were refused."""
         self.failed_reloads = 0
         """Configs that were refused."""
+
+    def keep_tenants(self, names: Collection[str]) -> None:
+        """These tenants there are; rows of others go."""
+        for name in names:
+            self.tenants.setdefault(name, TenantCounters())
+        for name in [name for name in self.tenants if name not in names]:
+            del self.tenants[name]
 
     def forget_replica(self, name: str) -> None:
         """The replica is no longer in the fleet: neither are its rows."""

@@ -8,14 +8,17 @@ plane's sweep looks at its limits. Until a replica has an answer for the client 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from router.proxy.admission import CLIENT_LEFT, Admission
+from router.proxy.forwarding import Forwarding
 from router.proxy.relay import Relay
 from router.proxy.replica_connection import ReplicaConnection
 from router.proxy.replica_pool import ReplicaPool
-from router.proxy.request_head import RequestHead
+from router.proxy.request_head import RequestHead, last_lines
 from router.proxy.response_head import ResponseHead
 from router.proxy.router_error import (
     CONTROL_FIELD,
     HOLD_FULL,
+    HOLD_SHARE,
     HOLD_TIMEOUT,
     INTERNAL,
     MODEL_NOT_FOUND,
@@ -29,19 +32,19 @@ from router.proxy.router_error import (
     RouterError,
 )
 from router.proxy.service import Service
+from router.proxy.tenancy import Caller
+from router.proxy.tenant_request import take_in
 from router.proxy.tries import Tries
 from router.routing.control_fields import may_hide_control_field
 from router.routing.decision import NoReplica
 from router.routing.hold_queue import Held
 from router.routing.in_flight import InFlight
-from router.routing.prompt_blocks import UNREADABLE, Prompt, read_prompt
+from router.routing.prompt_blocks import UNREADABLE, Prompt, read_prompt, text_prompt
 from router.routing.retry import Failure
 
 if TYPE_CHECKING:
     from router.proxy.client_connection import ClientConnection
     from router.proxy.tracing import Trace
-
-CLIENT_LEFT = 499
 
 
 class Exchange:
@@ -49,10 +52,12 @@ class Exchange:
 
     __slots__ = (
         "_client_keys",
-        "_last_lines",
+        "_lines",
+        "_salt_bytes",
         "_service",
         "_trace",
         "_waiting",
+        "admission",
         "body",
         "client",
         "error_code",
@@ -73,11 +78,9 @@ class Exchange:
         head: RequestHead,
         body: bytes,
         request_id: bytes,
-        client_keys: bytes,
-        last_lines: bytes,
+        forwarding: Forwarding,
         trace: "Trace | None",
     ) -> None:
-        """``client_keys`` and ``last_lines`` are header lines of what replicas get (``request_head.py``)."""
         self._service = service
         self.settings = service.settings
         self.client = client
@@ -85,9 +88,13 @@ class Exchange:
         self.body = body
         """Empty once nobody needs it any more."""
         self.request_id = request_id
-        self._client_keys = client_keys
-        self._last_lines = last_lines
+        self._client_keys = forwarding.client_keys
+        self._lines = forwarding.lines if trace is None else trace.lines + forwarding.lines
         self._trace = trace
+        self.admission = None if forwarding.caller is None else Admission(forwarding.caller)
+        """Set where tenants are told apart."""
+        self._salt_bytes = 0
+        """Of the body's end: the tenant's cache salt."""
         self.prompt: Prompt = UNREADABLE
         self.started_at = 0.0
         self._waiting: Held | None = None
@@ -108,6 +115,9 @@ class Exchange:
         now = self.started_at = service.clock()
         service.counters.in_flight += 1
         service.budget.earn()
+        if self.admission is not None:
+            self._start_of(self.admission.caller, now)
+            return
         body = self.body
         if body[:1] == b"{" or body[:64].lstrip()[:1] == b"{":
             if service.prompt_reader is not None:
@@ -116,10 +126,26 @@ class Exchange:
             self.prompt = read_prompt(body)
         self._choose(now)
 
+    def _start_of(self, caller: Caller, now: float) -> None:
+        """The same where tenants are told apart."""
+        taken = take_in(caller, self.head, self.body)
+        if isinstance(taken, RouterError):
+            self.refuse(taken)
+            return
+        self.body, request, self._salt_bytes = taken
+        if request is None:
+            self.prompt = caller.owned(Prompt(keys=(), units=0))
+        elif self._service.prompt_reader is not None:
+            self._service.prompt_reader.read(self.body, self._prompt_read)
+            return
+        else:
+            self.prompt = caller.owned(text_prompt(request))
+        self._choose(now)
+
     def _prompt_read(self, prompt: Prompt) -> None:
         """The prompt reader is done, at once or after a while."""
         if not self.over:
-            self.prompt = prompt
+            self.prompt = prompt if self.admission is None else self.admission.caller.owned(prompt)
             self._choose(self._service.clock())
 
     def _refused_field(self) -> str | None:
@@ -133,14 +159,11 @@ class Exchange:
         return None
 
     def _choose(self, now: float) -> None:
-        service = self._service
+        service, admission = self._service, self.admission
         fleet = service.fleet
-        field = self._refused_field()
-        if field is not None:
-            self.refuse(replace(CONTROL_FIELD, param=field or None))
-            return
-        if fleet.held >= self.settings.hold_max_requests:
-            self.refuse(HOLD_FULL.at(self.settings.hold_max_requests))
+        refusal = self._refusal(now)
+        if refusal is not None:
+            self.refuse(refusal)
             return
         try:
             head = self.head
@@ -149,17 +172,38 @@ class Exchange:
             self.refuse(MODEL_NOT_FOUND if error.why == "unknown_model" else NO_REPLICA)
             return
         service.counters.decision_s.add(service.clock() - self.started_at)
+        if admission is not None:
+            reply_tokens = int(fleet.traffic.expected_output_tokens(self.prompt.max_tokens))
+            admission.began(fleet.caches.prompt_tokens(self.prompt), reply_tokens, now)
         if isinstance(outcome, InFlight):
             self._begin(outcome, now)
         else:
             self._waiting = outcome
+            if admission is not None:
+                admission.held(True)
             service.hold_began()
         if fleet.outbox:
             service.send_released(now)
 
+    def _refusal(self, now: float) -> RouterError | None:
+        """Why the request is turned away before a replica is chosen."""
+        field = self._refused_field()
+        if field is not None:
+            return replace(CONTROL_FIELD, param=field or None)
+        most, admission = self.settings.hold_max_requests, self.admission
+        room = most - self._service.fleet.held
+        if room <= 0:
+            return HOLD_FULL.at(most)
+        if admission is not None:
+            caller = admission.caller
+            return caller.refusal(now) or (None if caller.may_hold(room) else HOLD_SHARE)
+        return None
+
     def hold_ended(self, flight: InFlight | None, now: float) -> None:
         """The request waited in the router until now; without a ``flight`` no replica is left for it."""
         self._waiting = None
+        if self.admission is not None:
+            self.admission.held(False)
         if flight is None:
             self.refuse(NO_REPLICA)
         else:
@@ -172,16 +216,24 @@ class Exchange:
 
     # --- from the replica's side -----------------------------------------------------------------
 
-    def request_head(self, pool: ReplicaPool) -> bytes:
-        """The head that the replica of ``pool`` gets: its own key, or the client's if that is passed on."""
+    def request(self, pool: ReplicaPool) -> tuple[bytes, bytes]:
+        """Head and body for the replica of ``pool``: with its key, or the client's if that is passed on."""
         head = self.head
-        return b"%b %b HTTP/1.1\r\n%b%b%b" % (
+        body = self.body if pool.takes_salt else self.plain_body
+        return b"%b %b HTTP/1.1\r\n%b%b%b%b" % (
             head.method,
             head.target,
             pool.host_line,
             pool.key_line or self._client_keys,
-            self._last_lines,
-        )
+            self._lines,
+            last_lines(head, self.request_id, len(body)),
+        ), body
+
+    @property
+    def plain_body(self) -> bytes:
+        """The body without the tenant's cache salt."""
+        salt_bytes = self._salt_bytes
+        return self.body[: len(self.body) - salt_bytes] + b"}" if salt_bytes and self.body else self.body
 
     def connect_failed(self, why: str) -> None:
         """The attempt could make no connection."""
@@ -271,6 +323,8 @@ class Exchange:
         client, detail = self.client, self.detail
         self.error_code = error.code
         self._service.count_error(error)
+        if self.admission is not None:
+            self.admission.caller.counters.turned(error.code)
         self.end(error.status)
         client.refused(error, self.request_id.decode(), head_only=self.head.method == b"HEAD", detail=detail)
 
@@ -307,6 +361,8 @@ class Exchange:
         if self._trace is not None:
             self._trace.ended(self, status)
         service, tries = self._service, self.tries
+        if self.admission is not None:
+            self.admission.ended(status, service.clock(), answered=self.relay is not None)
         self.tries = self.relay = None  # they refer to this
         service.counters.in_flight -= 1
         if tries is None:

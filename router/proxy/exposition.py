@@ -12,6 +12,7 @@ from router.proxy.cache_report import cache_metrics
 from router.proxy.counters import Counters, Histogram
 from router.proxy.source_report import source_metrics
 from router.proxy.state_report import state_metrics
+from router.proxy.tenant_report import tenant_metrics
 from router.routing.fleet import Fleet
 from router.routing.health import HealthState
 from router.state.shared_state import StateReport
@@ -33,6 +34,7 @@ class RouterCollector(Collector):
         yield from self._traffic()
         yield from self._replicas()
         yield from cache_metrics(self._fleet, self._counters)
+        yield from tenant_metrics(self._fleet, self._counters)
         yield from state_metrics(self._state)
         yield from source_metrics(self._sources)
 

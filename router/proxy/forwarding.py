@@ -6,27 +6,44 @@ from router.proxy.own_routes import is_open, is_routed
 from router.proxy.request_head import ForwardedAs, RequestHead, client_keys
 from router.proxy.router_error import RouterError
 from router.proxy.settings import ProxySettings
+from router.proxy.tenancy import Caller
+from router.proxy.tenant_request import without_salts
 from router.proxy.trace_context import without_trace_context
 
 
 class Forwarding:
     """Made once for all requests with this head under these settings on one connection."""
 
-    __slots__ = ("client_keys", "head", "lines", "refusal", "routed", "settings")
+    __slots__ = ("caller", "client_keys", "head", "lines", "refusal", "routed", "settings")
 
     def __init__(self, head: RequestHead, settings: ProxySettings, client: asyncio.Transport) -> None:
         self.head = head
         self.settings = settings
-        self.refusal: RouterError | None = None
+        caller, refusal = (None, None) if is_open(head) else _admitted(settings, head)
+        self.refusal = refusal
         """Why it goes nowhere."""
-        if not is_open(head):
-            self.refusal = settings.keys.refusal(head.found.get(b"authorization"))
+        self.caller = caller
+        """Whose it is, where tenants are told apart."""
         self.routed = is_routed(head)
         """A replica answers it."""
         peer = client.get_extra_info("peername")
         address = peer[0].encode("ascii", "ignore") if isinstance(peer, tuple) and peer else b""
         scheme = b"https" if client.get_extra_info("ssl_object") is not None else b"http"
         kept = without_trace_context(head.kept) if settings.traced else head.kept
+        if self.caller is not None:
+            kept = without_salts(kept)
         self.lines = ForwardedAs(address, scheme).lines(head, kept)
         self.client_keys = client_keys(head) if settings.forward_client_key else b""
         """For replicas that have no key of their own."""
+
+
+def _admitted(settings: ProxySettings, head: RequestHead) -> tuple[Caller | None, RouterError | None]:
+    """Whose the request is, where tenants are told apart; and why it goes nowhere."""
+    authorization = head.found.get(b"authorization")
+    tenancy = settings.tenancy
+    if tenancy is None:
+        return None, settings.keys.refusal(authorization)
+    found = tenancy.caller(authorization)
+    if isinstance(found, RouterError):
+        return None, found
+    return found, found.path_refusal(head.path)

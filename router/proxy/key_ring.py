@@ -32,15 +32,21 @@ class KeyRing:
         """What a request with this ``Authorization`` is told; None: it may pass."""
         if not self._keys:
             return None
-        if authorization is None:
+        token = bearer_token(authorization)
+        if token is None:
             return KEY_MISSING
-        scheme, _, token = authorization.partition(b" ")
-        if scheme.lower() != b"bearer":
-            return KEY_MISSING
-        given = _digest(token.strip())
+        given = _digest(token)
         if _among(given, self._keys):
             return None
         return KEY_OF_OTHER_PORT if _among(given, self._others) else KEY_UNKNOWN
+
+
+def bearer_token(authorization: bytes | None) -> bytes | None:
+    """The key in an ``Authorization`` header, if there is one."""
+    if authorization is None:
+        return None
+    scheme, _, token = authorization.partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else None
 
 
 def public_keys(config: KeysConfig) -> KeyRing:

@@ -12,6 +12,7 @@ from router.proxy.router_error import (
     method_not_allowed,
 )
 from router.proxy.service import Service
+from router.proxy.tenancy import Caller
 
 _OPEN = frozenset({b"/health", b"/readiness"})
 _OWN = _OPEN | {b"/v1/models"}
@@ -30,8 +31,10 @@ def is_open(head: RequestHead) -> bool:
     return head.path in _OPEN
 
 
-def own_answer(service: Service, head: RequestHead, request_id: bytes, *, keep_alive: bool) -> bytes:
-    """The whole answer to a request that is not routed."""
+def own_answer(
+    service: Service, head: RequestHead, request_id: bytes, caller: Caller | None, *, keep_alive: bool
+) -> bytes:
+    """The whole answer to a request that is not routed. ``caller``: whose it is, where that is told apart."""
     head_only = head.method == b"HEAD"
     error: RouterError | None = None
     body: bytes | None = None
@@ -45,7 +48,7 @@ def own_answer(service: Service, head: RequestHead, request_id: bytes, *, keep_a
     elif head.path == b"/readiness":
         status, body = readiness(service)
     else:
-        body = model_list(service)
+        body = model_list(service, caller)
     if body is None:
         error = error or NO_REPLICA
         service.count_error(error)
@@ -69,8 +72,11 @@ def readiness(service: Service) -> tuple[int, bytes]:
     return 503, orjson.dumps({"status": "not ready", "reason": reason})
 
 
-def model_list(service: Service) -> bytes | None:
-    """OpenAI's model list, the union over the usable replicas; None when there is none to be had."""
+def model_list(service: Service, caller: Caller | None) -> bytes | None:
+    """OpenAI's model list, the union over the usable replicas; None when there is none to be had.
+
+    Of these only those that ``caller`` may use.
+    """
     models: set[str] = set()
     known = False
     for replica in service.fleet.replicas:
@@ -79,6 +85,8 @@ def model_list(service: Service) -> bytes | None:
             models |= replica.models
     if not known:
         return None
+    if caller is not None and caller.models is not None:
+        models &= caller.models
     listed = [
         {"id": model, "object": "model", "created": 0, "owned_by": "warmroute"} for model in sorted(models)
     ]

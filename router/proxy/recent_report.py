@@ -77,6 +77,7 @@ class RecentReport:
         return {
             "prefix": name,
             "model": prompt.model,
+            "tenant": None if prompt.tenant is None else prompt.tenant.name,
             "requests": shared.prompts,
             "tokens": tokens,
             "replicas": [one.name for one in fleet.replicas if holders >> one.index & 1],
@@ -91,6 +92,7 @@ def _decision(row: RecentDecision, now: float) -> dict[str, Any]:
         "age_s": now - row.at,
         "request_id": row.request_id.decode("ascii", "replace"),
         "model": row.prompt.model,
+        "tenant": None if row.prompt.tenant is None else row.prompt.tenant.name,
         "replica": row.replica,
         "reason": decision.reason.value,
         "matched_tokens": decision.matched_tokens,

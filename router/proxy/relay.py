@@ -111,9 +111,11 @@ class Relay:
         now = self._service.clock()
         ttft_s = self.ttft_s = now - self._exchange.started_at
         self._service.counters.ttft_s.add(ttft_s)
-        tries = self._exchange.tries
-        if tries is not None:
-            tries.row.ttft_s = ttft_s
+        exchange = self._exchange
+        if exchange.tries is not None:
+            exchange.tries.row.ttft_s = ttft_s
+        if exchange.admission is not None:
+            exchange.admission.first_token(ttft_s)
         self._attempt.first_token(now)
 
     # --- ends ------------------------------------------------------------------------------------
@@ -127,10 +129,18 @@ class Relay:
             attempt.finished(now, usage)
             if usage is not None:
                 service.count_usage(usage)
+                if exchange.admission is not None:
+                    exchange.admission.used(usage, now)
             if service.request_log is not None:
                 matched = attempt.decision.matched_tokens
                 service.request_log.answered(
-                    exchange.head, exchange.body, exchange.prompt, attempt.name, matched, usage, self.ttft_s
+                    exchange.head,
+                    exchange.plain_body,
+                    exchange.prompt,
+                    attempt.name,
+                    matched,
+                    usage,
+                    self.ttft_s,
                 )
         if client.write_paused and attempt.connection is not None:
             attempt.connection.transport.resume_reading()

@@ -7,6 +7,9 @@ from router.config import RouterConfig
 from router.proxy.tls import replica_context
 from router.replica_config import ReplicaTlsConfig
 
+SALTLESS_KINDS = frozenset({"openai"})
+"""Kinds of replica that refuse fields which are not OpenAI's."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAccess:
@@ -17,6 +20,8 @@ class ReplicaAccess:
     api_key: str | None = field(default=None, repr=False)
     """Sent as a bearer token."""
     tls: ssl.SSLContext | None = None
+    takes_salt: bool = True
+    """It may be sent ``cache_salt``: a field that OpenAI does not have."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -36,6 +41,9 @@ def replica_accesses(config: RouterConfig) -> dict[str, ReplicaAccess]:
                 tls = contexts[replica.tls] = replica_context(replica.tls)
         key = replica.api_key or config.api_key
         found[replica.effective_name] = ReplicaAccess(
-            replica.url, None if key is None else key.get_secret_value(), tls
+            replica.url,
+            None if key is None else key.get_secret_value(),
+            tls,
+            takes_salt=replica.kind not in SALTLESS_KINDS,
         )
     return found

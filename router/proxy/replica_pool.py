@@ -34,6 +34,7 @@ class ReplicaPool:
         "key_line",
         "name",
         "port",
+        "takes_salt",
     )
 
     def __init__(self, name: str, access: ReplicaAccess, counters: Counters) -> None:
@@ -46,6 +47,8 @@ class ReplicaPool:
         """As it stands in the heads of requests to the replica."""
         self.key_line: bytes
         """The replica's own key, likewise; empty where there is none."""
+        self.takes_salt: bool
+        """Requests there carry the tenant's cache salt."""
         self._use(access)
         self._closed = False
         self._heads: dict[bytes, ResponseHead] = {}
@@ -58,6 +61,7 @@ class ReplicaPool:
         key = access.api_key
         self.key_line = b"" if key is None else b"authorization: Bearer %b\r\n" % key.encode()
         self._tls = access.tls
+        self.takes_salt = access.takes_salt
 
     def reaccessed(self, access: ReplicaAccess) -> None:
         """Another key or another TLS, for requests and for connections made from now on; the same URL."""

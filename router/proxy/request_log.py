@@ -76,6 +76,8 @@ class RequestLog:
         }
         if head.session is not None:
             row["session"] = head.session
+        if prompt.tenant is not None:
+            row["tenant"] = prompt.tenant.name
         app = self._app(head)
         if app is not None:
             row["app"] = app

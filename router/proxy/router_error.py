@@ -6,6 +6,7 @@ Messages are fixed: no replica addresses, no exception texts. What a client may 
 
 from dataclasses import dataclass, replace
 from http import HTTPStatus
+from math import ceil
 
 import orjson
 
@@ -63,6 +64,17 @@ CONTROL_FIELD = RouterError(
     "control_field",
     "The request sets a field that steers the engine; the operator may allow it (client_control_fields)",
 )
+MODEL_NOT_ALLOWED = RouterError(
+    403,
+    "model_not_allowed",
+    "The key's tenant may not use the requested model; see /v1/models",
+    param="model",
+)
+BODY_UNREADABLE = RouterError(
+    400,
+    "body_unreadable",
+    "The body is not a JSON object as RFC 8259 has it; what tenants send is read before it is passed on",
+)
 REQUEST_TIMEOUT = RouterError(
     408,
     "request_timeout",
@@ -93,6 +105,17 @@ HOLD_FULL = RouterError(
     "All replicas are busy and {limit} requests wait already (hold.max_requests)",
     retry_after_s=5,
 )
+HOLD_SHARE = RouterError(
+    429,
+    "hold_share",
+    "All replicas are busy and the tenant's requests wait already where others' have a place, too",
+    retry_after_s=5,
+)
+_TENANT_LIMITS = {
+    "requests_per_s": "The tenant's limit of {limit} requests per second is reached (limits.requests_per_s)",
+    "tokens_per_s": "The tenant's limit of {limit} tokens per second is reached (limits.tokens_per_s)",
+    "concurrent": "The tenant's limit of {limit} requests at once is reached (limits.concurrent)",
+}
 NO_REPLICA = RouterError(503, "no_replica", "No replica can take the request now", retry_after_s=1)
 SHUTTING_DOWN = RouterError(503, "shutting_down", "The router is shutting down", retry_after_s=1)
 TOO_MANY_CONNECTIONS = RouterError(
@@ -118,6 +141,21 @@ TOTAL_TIMEOUT = RouterError(
 def method_not_allowed(allow: str) -> RouterError:
     """A 405 for one of the router's own routes, which has the methods ``allow``."""
     return RouterError(405, "method_not_allowed", f"This path allows {allow}", allow=allow)
+
+
+def limit_reached(name: str, limit: float, wait_s: float) -> RouterError:
+    """A 429 for one of a tenant's limits (``TenantLimits``), which lets more pass in ``wait_s`` seconds.
+
+    >>> error = limit_reached("requests_per_s", 2.0, 0.3)
+    >>> error.code, error.retry_after_s
+    ('tenant_requests_per_s', 1)
+    >>> error.message
+    "The tenant's limit of 2 requests per second is reached (limits.requests_per_s)"
+    """
+    error = RouterError(
+        429, f"tenant_{name}", _TENANT_LIMITS[name], retry_after_s=max(1, ceil(min(wait_s, 86_400.0)))
+    )
+    return error.at(limit)
 
 
 def error_answer(

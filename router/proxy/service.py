@@ -15,11 +15,13 @@ from router.proxy.replica_pool import ReplicaPool
 from router.proxy.request_log import RequestLog
 from router.proxy.router_error import RouterError
 from router.proxy.settings import ProxySettings, proxy_settings
+from router.proxy.tenancy import Tenancy
 from router.routing.fleet import Fleet
 from router.routing.hold_queue import Held
 from router.routing.in_flight import Usage
 from router.routing.replica_state import ReplicaState
 from router.routing.retry import RetryBudget, RetrySettings
+from router.tenants_file import read_tenants
 
 if TYPE_CHECKING:
     from router.proxy.tracing import Tracing
@@ -48,6 +50,7 @@ class Service:
         "request_log",
         "settings",
         "shutting_down",
+        "tenants",
         "tracing",
         "was_ready",
     )
@@ -81,6 +84,8 @@ class Service:
         """Pools of replicas that are gone, with connections that are still in use."""
         self._id_prefix = b"wr-" + os.urandom(6).hex().encode() + b"-"
         self._ids = 0
+        self.tenants = read_tenants(config)
+        """The tenants of the config that is applied next."""
         self.apply(config)
         accesses = replica_accesses(config)
         for replica in fleet.replicas:
@@ -88,7 +93,13 @@ class Service:
 
     def apply(self, config: RouterConfig) -> None:
         """New settings for requests that begin from now on."""
-        self.settings = proxy_settings(config)
+        book, counters, tenancy = self.fleet.tenants, self.counters, None
+        if config.tenants is not None:
+            tenancy = Tenancy(config.tenants, self.tenants, config.keys, book, counters)
+        elif book.quotas:
+            book.applied(())
+            counters.keep_tenants(book.quotas)
+        self.settings = proxy_settings(config, tenancy)
         retries = RetrySettings(
             config.retries.attempts, config.retries.budget_share, config.retries.budget_floor
         )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from router.config import RouterConfig
 from router.proxy.key_ring import KeyRing, public_keys
+from router.proxy.tenancy import Tenancy
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,9 @@ class ProxySettings:
     expose_replica_urls: bool
     forward_client_key: bool
     keys: KeyRing
-    """Of those who may use the public port."""
+    """Of those who may use the public port, where tenants are not told apart."""
+    tenancy: Tenancy | None
+    """Whose keys they are, where tenants are."""
     client_control_fields: frozenset[str]
     traced: bool
     """Each request has a span, and its replica gets that instead of the client's."""
@@ -53,8 +56,8 @@ class ProxySettings:
         return max(0.01, min(1.0, min(limits) / 4))
 
 
-def proxy_settings(config: RouterConfig) -> ProxySettings:
-    """The request path's part of ``config``."""
+def proxy_settings(config: RouterConfig, tenancy: Tenancy | None) -> ProxySettings:
+    """The request path's part of ``config``; ``tenancy``: made of its tenants."""
     timeouts, limits = config.timeouts, config.limits
     return ProxySettings(
         connect_s=timeouts.connect_s,
@@ -75,6 +78,7 @@ def proxy_settings(config: RouterConfig) -> ProxySettings:
         expose_replica_urls=config.expose_replica_urls,
         forward_client_key=config.forward_client_key,
         keys=public_keys(config.keys),
+        tenancy=tenancy,
         client_control_fields=frozenset(config.client_control_fields),
         traced=config.tracing is not None,
         ready_without_replicas=config.readiness == "router",

@@ -124,6 +124,8 @@ def _attributes(exchange: "Exchange", status: int) -> dict[str, Value]:
         "gen_ai.request.model": exchange.prompt.model,
         "warmroute.request_id": exchange.request_id.decode("ascii", "replace"),
     }
+    if exchange.admission is not None:
+        found["warmroute.tenant"] = exchange.admission.caller.tenant.name
     tries = exchange.tries
     if tries is not None:
         decision = tries.attempt.decision

@@ -32,6 +32,7 @@ from router.routing.replica_state import ReplicaSpec, ReplicaState
 from router.routing.retry import Failure
 from router.routing.roster import Roster
 from router.routing.shortlist import Shortlist
+from router.routing.tenant_book import TenantBook
 from router.routing.traffic import Traffic
 from router.routing.usage_lessons import UsageLessons
 from router.routing.view import Policy, RoutingRequest
@@ -57,6 +58,7 @@ class Fleet:
         self.settings = settings
         self.speed = FleetSpeed()
         self.replicas = Roster()
+        self.tenants = TenantBook()
         self.traffic = Traffic(settings.slo_ttft_s, settings.slo_tpot_s, settings.expected_output_tokens)
         self.caches = CacheBeliefs(
             [spec.blocks for spec in specs],

@@ -17,6 +17,7 @@ import mmh3
 import orjson
 
 from router.routing.control_fields import control_fields
+from router.routing.tenant import Tenant
 
 if TYPE_CHECKING:
     from router.routing.block_naming import BlockNaming
@@ -96,7 +97,19 @@ class Prompt:
     of the chains.
     """
 
-    __slots__ = ("chains", "controls", "keys", "layout", "max_tokens", "model", "stream", "tokens", "units")
+    __slots__ = (
+        "chains",
+        "controls",
+        "keys",
+        "layout",
+        "max_tokens",
+        "model",
+        "priority",
+        "stream",
+        "tenant",
+        "tokens",
+        "units",
+    )
 
     def __init__(
         self,
@@ -122,6 +135,10 @@ class Prompt:
         self.chains = chains
         self.controls = controls
         """Fields of ``control_fields.CONTROL_FIELDS`` that the request sets."""
+        self.tenant: Tenant | None = None
+        """Whose it is, where that is told apart."""
+        self.priority = 0
+        """Among the tenant's requests that wait: lower goes sooner."""
 
 
 UNREADABLE = Prompt(keys=(), units=0)

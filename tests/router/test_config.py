@@ -12,6 +12,7 @@ from router.proxy.fleet_config import make_fleet
 from router.replica_config import KvEventsConfig, ReplicaConfig
 from router.routing.block_source import BlockSettings
 from router.routing.policies import POLICIES
+from router.tenants_config import TenantConfig, TenantsConfig
 from router.tracing_config import TracingConfig
 
 TWO = [{"url": "http://10.0.0.1:8000"}, {"url": "http://10.0.0.2:8000/"}]
@@ -221,9 +222,14 @@ def test_every_key_is_documented_with_its_default() -> None:
         tls=TlsConfig(cert="cert.pem"),
         admin_replicas=AdminReplicasConfig(allow=("10.0.0.0/8",)),
         tracing=TracingConfig(endpoint="http://h:4318/v1/traces"),
+        tenants=TenantsConfig(
+            salt_secret="0123456789abcdef", members=(TenantConfig(name="acme", keys=("sk-a",)),)
+        ),
     )
+    assert config.tenants is not None
     keys = {key: value for key, value in _keys(config) if key not in ("replicas", "discovery")}
     keys |= dict(_keys(config.replicas[0], "replicas[]."))
+    keys |= dict(_keys(config.tenants.members[0], "tenants.members[]."))
     for source in (
         FileDiscovery(kind="file", path="replicas.yaml"),
         DnsDiscovery(kind="dns", srv="_http._tcp.llm"),
@@ -243,7 +249,7 @@ def test_every_key_is_documented_with_its_default() -> None:
         elif isinstance(value, int | float):
             assert float(documented[key]) == value, key
         elif isinstance(value, str) and not key.endswith(
-            (".url", ".cert", ".endpoint", ".path", ".srv", ".service")
+            (".url", ".cert", ".endpoint", ".path", ".srv", ".service", "members[].name")
         ):
             assert documented[key] == value, key
 

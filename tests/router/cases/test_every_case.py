@@ -24,8 +24,6 @@ CASES = {
     "state sharing": "B022 B057 B084 B093 B109 B117 B118 B137",
 }
 OPEN = {
-    "B007": "no tenants yet: no key names one, so the router has no salt of its own to put in",
-    "B078": "no tenants yet: no quota that a refused request could keep",
     "B084": "no scripts: plain commands alone go to Redis",
     "B093": "no registry: replicas are configured, and Redis is not asked for them",
 }

@@ -1,0 +1,109 @@
+"""A tenant's request on its way in: what it may not choose is taken out, its cache salt is put in.
+
+A client never chooses the namespace its prompts are cached in: whatever it gives as a salt is combined with
+the tenant into one that only the router can make. Bytes that are not touched stay as they came; a request
+that brings salts of its own is written anew, so that no engine can find a second one in it.
+"""
+
+import json
+from typing import Any, NamedTuple
+
+import orjson
+
+from router.proxy.request_head import RequestHead
+from router.proxy.router_error import BODY_UNREADABLE, RouterError
+from router.proxy.tenancy import Caller
+
+SALT_FIELDS = ("cache_salt", "extra_key")
+"""vLLM, SGLang and our replica take the first; SGLang puts the second behind it."""
+CONTAINERS = ("extra_body", "nvext", "vllm_xargs")
+"""Objects in which gateways and engines pass fields on that are not OpenAI's."""
+UPLOADS = (b"/v1/audio/", b"/v1/files", b"/v1/images/")
+"""What comes here as a form is no prompt that a prefix cache keeps."""
+SALT_HEADERS = frozenset({b"cache-salt", b"cache_salt", b"x-cache-salt", b"x-warmroute-tenant"})
+"""No engine we know reads them; none ever shall."""
+
+
+def without_salts(lines: list[bytes]) -> list[bytes]:
+    """Header ``lines`` as a replica may get them."""
+    return [line for line in lines if line[: line.find(b":")].lower() not in SALT_HEADERS]
+
+
+class TakenIn(NamedTuple):
+    """A request that may go on."""
+
+    body: bytes
+    """As replicas get it."""
+    request: dict[str, Any] | None
+    """What is in it, with the salt; ``None`` if it is no JSON."""
+    salt_bytes: int = 0
+    """At the body's end; without them, closed by a brace, it is what replicas get that take no salt."""
+
+
+def take_in(caller: Caller, head: RequestHead, body: bytes) -> TakenIn | RouterError:
+    """The request as the tenant's, or why it is refused.
+
+    Refused is what the router cannot read and an engine might: its salt could not be known.
+    """
+    if not body:
+        return TakenIn(body, None)
+    request = _parsed(body)
+    if request is None:
+        if not _is_upload(head):
+            return BODY_UNREADABLE
+        return caller.model_refusal(None) or TakenIn(body, None)
+    model = request.get("model")
+    refusal = caller.model_refusal(model if type(model) is str else None)
+    if refusal is not None:
+        return refusal
+    own = None
+    if not _SALTED.isdisjoint(request):
+        own = _own_salt(request)
+        try:
+            body = _without_salts(body)
+        except (ValueError, RecursionError):
+            return BODY_UNREADABLE
+    salt = request["cache_salt"] = caller.salt(own)
+    end = body.rfind(b"}")
+    comma = b"," if len(request) > 1 else b""
+    added = b'%b"cache_salt":"%b"}' % (comma, salt.encode())
+    return TakenIn(body[:end] + added, request, len(added))
+
+
+_SALTED = frozenset((*SALT_FIELDS, *CONTAINERS))
+
+
+def _parsed(body: bytes) -> dict[str, Any] | None:
+    try:
+        request = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return request if type(request) is dict else None
+
+
+def _own_salt(request: dict[str, Any]) -> str | None:
+    """What the client asks to be kept apart by, in one text."""
+    own = {field: request.pop(field) for field in SALT_FIELDS if field in request}
+    own = {field: value for field, value in own.items() if value is not None and value != ""}
+    return json.dumps(own, sort_keys=True) if own else None
+
+
+def _without_salts(body: bytes) -> bytes:
+    """The same request without them, every name once."""
+    request = json.loads(body)
+    for field in SALT_FIELDS:
+        request.pop(field, None)
+    for name in CONTAINERS:
+        container = request.get(name)
+        if type(container) is dict:
+            for field in SALT_FIELDS:
+                container.pop(field, None)
+    return json.dumps(request, separators=(",", ":")).encode()
+
+
+def _is_upload(head: RequestHead) -> bool:
+    if not head.path.startswith(UPLOADS):
+        return False
+    mark = b"content-type:"
+    kinds = [line[len(mark) :].strip().lower() for line in head.kept if line[: len(mark)].lower() == mark]
+    return len(kinds) == 1 and kinds[0].startswith(b"multipart/form-data")
