@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import Callable
 
+from sim.results import Slo
 from sim.workload.sources import SHIPPED_TRACE, made_up_names
 
 
@@ -40,6 +41,13 @@ def number(least: float, *, above: bool = False, most: float = float("inf")) -> 
     return parse
 
 
+def server_url(text: str) -> str:
+    """An argparse type: where a server listens."""
+    if not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"{text}: expected http://HOST:PORT or https://…")
+    return text.rstrip("/")
+
+
 def _bearer_from(variable: str) -> dict[str, str]:
     key = os.environ.get(variable)
     if not key:
@@ -58,6 +66,17 @@ def add_api_key_argument(parser: argparse.ArgumentParser, whose: str) -> None:
     )
 
 
+def add_rate_argument(parser: argparse.ArgumentParser, *, default: float = 1.0) -> None:
+    """How fast requests come."""
+    parser.add_argument(
+        "--rate",
+        type=number(0.0, above=True),
+        default=default,
+        metavar="X",
+        help="timed traces: X times as fast as recorded; sessions: X start in a second (default %(default)g)",
+    )
+
+
 def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
     """Which requests, how many of them, and what is measured."""
     parser.add_argument(
@@ -71,8 +90,16 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
     add_sample_arguments(parser)
 
 
-def add_sample_arguments(parser: argparse.ArgumentParser) -> None:
-    """How much of the requests, and what is measured."""
+def add_sample_arguments(
+    parser: argparse.ArgumentParser,
+    *,
+    warmup: float | None = 0.25,
+    warmup_says: str = "default %(default)s",
+) -> None:
+    """How much of the requests, and what is measured.
+
+    ``warmup_says``: of the default, where the command finds it itself.
+    """
     parser.add_argument(
         "--block-size",
         type=whole_number(1),
@@ -93,9 +120,9 @@ def add_sample_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--warmup",
         type=number(0.0, most=0.99),
-        default=0.25,
+        default=warmup,
         metavar="SHARE",
-        help="share of the sending time that is not measured (default %(default)s)",
+        help=f"share of the sending time that is not measured ({warmup_says})",
     )
     parser.add_argument(
         "--slo-ttft-ms",
@@ -112,3 +139,8 @@ def add_sample_arguments(parser: argparse.ArgumentParser) -> None:
         help="time per output token allowed (default %(default)g)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON array instead of the table")
+
+
+def slo_of(args: argparse.Namespace) -> Slo:
+    """What ``add_sample_arguments`` was told of being in time."""
+    return Slo(args.slo_ttft_ms, args.slo_tpot_ms)

@@ -31,6 +31,9 @@ MEASURES = (
     Measure("e2e_s", "E2E s", lambda result: result.e2e_s.mean, 2, True),
     Measure("tpot_ms", "TPOT ms", lambda result: result.tpot_ms.mean, 1, True),
     Measure("in_slo_share", "in SLO", lambda result: result.in_slo_share, 3, False, as_ratio=False),
+    Measure(
+        "ttft_in_slo_share", "TTFT in SLO", lambda result: result.ttft_in_slo_share, 3, False, as_ratio=False
+    ),
     Measure("cached_share", "cached share", lambda result: result.cached_share, 3, False, as_ratio=False),
 )
 

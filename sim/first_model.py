@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import aiohttp
 import orjson
 
+from sim.connection_trouble import connection_trouble
+
 ASK_LIMIT_S = 10.0
 
 
@@ -34,7 +36,7 @@ async def first_model(url: str, headers: Mapping[str, str] | None = None) -> Ser
             models = orjson.loads(await response.read())["data"] if response.status == 200 else []
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise Unreachable(
-            f"{address} cannot be reached ({error or type(error).__name__}); does a server run there?"
+            f"{address} cannot be reached: {connection_trouble(error)}; does a server run there?"
         ) from error
     except (orjson.JSONDecodeError, KeyError, TypeError):
         models = []

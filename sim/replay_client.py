@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from sim.connection_trouble import connection_trouble
 from sim.sse import EventStream
 
 DETAIL_CHARACTERS = 300
@@ -77,8 +78,7 @@ async def stream_request(
     except aiohttp.ClientPayloadError:
         answer.error = "truncated: the transfer broke"
     except (aiohttp.ClientError, OSError) as error:
-        answer.error = f"connection failed: {type(error).__name__}"
-        answer.error_detail = str(error)
+        answer.error = f"connection failed: {connection_trouble(error)}"
     answer.e2e_s = clock() - started_s
     return answer
 

@@ -7,11 +7,17 @@ import sys
 
 import orjson
 
-from sim.command_arguments import add_api_key_argument, add_trace_arguments, number, whole_number
+from sim.command_arguments import (
+    add_api_key_argument,
+    add_trace_arguments,
+    number,
+    server_url,
+    slo_of,
+    whole_number,
+)
 from sim.first_model import Unreachable, first_model
 from sim.progress_view import ProgressView
 from sim.replay import Replay, ReplaySettings, prompt_scale, replay
-from sim.results import Slo
 from sim.results_table import results_table, table_console
 from sim.workload.sources import open_text_or_trace
 from sim.workload.trace import Trace, TraceError
@@ -20,7 +26,10 @@ from sim.workload.trace import Trace, TraceError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument(
-        "--url", required=True, help="the router's (or a replica's) public address, http://HOST:PORT"
+        "--url",
+        type=server_url,
+        required=True,
+        help="the router's (or a replica's) public address, http://HOST:PORT",
     )
     add_api_key_argument(parser, "a key of the router's public port")
     add_trace_arguments(parser)
@@ -70,8 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command. 0 done, 1 no request succeeded, 2 the arguments or the trace are wrong."""
-    if not args.url.startswith(("http://", "https://")):
-        return _say(f"--url {args.url}: expected http://HOST:PORT or https://…", 2)
     try:
         trace, text = open_text_or_trace(
             args.trace, block_tokens=args.block_size, requests=args.requests, seed=args.seed
@@ -97,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         max_output_tokens=args.max_output_tokens,
         ignore_eos=args.ignore_eos,
         mean_think_s=args.think,
-        slo=Slo(args.slo_ttft_ms, args.slo_tpot_ms),
+        slo=slo_of(args),
         warmup_share=args.warmup,
         cold_prefill_us=args.cold_prefill_us,
         label=args.label,
@@ -144,7 +151,8 @@ def _print_table(args: argparse.Namespace, trace: Trace, settings: ReplaySetting
     console.print(
         f"in SLO: TTFT within {args.slo_ttft_ms:g} ms + {done.cold_prefill_us:.1f} µs a prompt token "
         f"({'as given' if args.cold_prefill_us is not None else 'the fastest tenth of this run'}), decoding "
-        f"within 1 s + {args.slo_tpot_ms:g} ms a token. Requests were sent at most "
+        f"within 1 s + {args.slo_tpot_ms:g} ms a token; TTFT in SLO: the first alone. Requests were sent at "
+        "most "
         f"{1e3 * (result.send_lag_p99_s or 0.0):.1f} ms late (p99).",
         soft_wrap=True,
     )

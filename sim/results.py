@@ -3,9 +3,9 @@
 All figures are over the *measured* requests: those sent after the warm-up, the first ``warmup_share`` of the
 time in which requests are sent. A cache that is still empty says nothing about a router.
 
-``in_slo_share``: a request is in SLO if it had no error, its TTFT is at most ``slo ttft`` plus the unloaded
-cold prefill of its prompt, and its decode time at most ``1 s + slo tpot * (output tokens - 1)``: who reads a
-token per ``slo tpot``, a second behind, never waits.
+``ttft_in_slo_share``: of requests without error whose TTFT is at most ``slo ttft`` plus the unloaded cold
+prefill of their prompt. ``in_slo_share``: of those that also decode within ``1 s + slo tpot * (output tokens
+- 1)``: who reads a token per ``slo tpot``, a second behind, never waits.
 
 Percentiles are values that occurred (nearest rank): p99 of 250 requests is the third largest.
 """
@@ -54,9 +54,13 @@ class Result:
     ideal_cached_share: float | None
     """What one infinite cache for the whole fleet would have had."""
     in_slo_share: float | None
+    """First token and decoding in time."""
+    ttft_in_slo_share: float | None
+    """First token in time."""
     max_over_mean_work: float | None
     """Prompt tokens computed by the busiest replica over the fleet's mean."""
-    spills: int
+    spills: int | None
+    """Sent past a warmer replica on purpose; ``None`` where the router does not tell."""
     wall_s: float
     """From the first request sent to the last answer, warm-up included, on the run's own clock: virtual in a
     simulation, real in a replay."""
@@ -79,6 +83,7 @@ class Result:
             "cached_share": _round(self.cached_share, 5),
             "ideal_cached_share": _round(self.ideal_cached_share, 5),
             "in_slo_share": _round(self.in_slo_share, 5),
+            "ttft_in_slo_share": _round(self.ttft_in_slo_share, 5),
             "max_over_mean_work": _round(self.max_over_mean_work, 4),
             "spills": self.spills,
             "wall_s": round(self.wall_s, 3),
@@ -119,7 +124,8 @@ def summarize(
     good = [outcome for outcome in measured if outcome.error is None]
     prompt_tokens = sum(outcome.prompt_tokens for outcome in good)
     cached = sum(outcome.cached_tokens for outcome in good)
-    in_slo = sum(_in_slo(outcome, slo, cold_prefill_s) for outcome in good)
+    in_time = [outcome for outcome in good if _starts_in_slo(outcome, slo, cold_prefill_s)]
+    in_slo = sum(_decodes_in_slo(outcome, slo) for outcome in in_time)
     kinds: dict[str, int] = {}
     for outcome in measured:
         if outcome.error is not None:
@@ -136,18 +142,23 @@ def summarize(
         cached_share=cached / prompt_tokens if prompt_tokens else None,
         ideal_cached_share=ideal,
         in_slo_share=in_slo / len(measured) if measured else None,
+        ttft_in_slo_share=len(in_time) / len(measured) if measured else None,
         max_over_mean_work=_max_over_mean_work(good, replicas),
-        spills=sum(outcome.spilled for outcome in measured),
+        spills=None if replicas is None else sum(outcome.spilled for outcome in measured),
         wall_s=max((outcome.sent_s + outcome.e2e_s for outcome in outcomes), default=begin) - begin,
         send_lag_p99_s=at_share(lags, 0.99) if lags else None,
         error_kinds=tuple(sorted(kinds.items(), key=lambda kind: (-kind[1], kind[0]))),
     )
 
 
-def _in_slo(outcome: Outcome, slo: Slo, cold_prefill_s: Callable[[int], float]) -> bool:
+def _starts_in_slo(outcome: Outcome, slo: Slo, cold_prefill_s: Callable[[int], float]) -> bool:
     if outcome.ttft_s is None:
         return False
-    if outcome.ttft_s > slo.ttft_ms / 1e3 + cold_prefill_s(outcome.prompt_tokens):
+    return outcome.ttft_s <= slo.ttft_ms / 1e3 + cold_prefill_s(outcome.prompt_tokens)
+
+
+def _decodes_in_slo(outcome: Outcome, slo: Slo) -> bool:
+    if outcome.ttft_s is None:
         return False
     later_tokens = max(0, outcome.output_tokens - 1)
     return outcome.e2e_s - outcome.ttft_s <= DECODE_BUFFER_S + slo.tpot_ms / 1e3 * later_tokens

@@ -35,8 +35,9 @@ _COLUMNS = (
     _Column("cached\nshare", lambda result: result.cached_share, 3, max, 0),
     _Column("of\nideal", lambda result: _of_ideal(result), 3, max, 5),
     _Column("in\nSLO", lambda result: result.in_slo_share, 3, max, 0),
+    _Column("TTFT in\nSLO", lambda result: result.ttft_in_slo_share, 3, max, 4),
     _Column("work\nmax/mean", lambda result: result.max_over_mean_work, 2, None, 3),
-    _Column("\nspills", lambda result: float(result.spills), 0, None, 1),
+    _Column("\nspills", lambda result: None if result.spills is None else float(result.spills), 0, None, 1),
     _Column("\nerrors", lambda result: float(result.errors), 0, None, 0),
 )
 

@@ -5,10 +5,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from sim.command_arguments import add_trace_arguments, number, whole_number
+from sim.command_arguments import (
+    add_rate_argument,
+    add_trace_arguments,
+    number,
+    slo_of,
+    whole_number,
+)
+from sim.contender import CONTENDERS, names
 from sim.fleet_change import FleetChange
 from sim.kv_event_feed import KvEventSettings
-from sim.results import Slo
 from sim.simulated_replica import ReplicaSettings
 from sim.simulation_settings import SimulationSettings
 from sim.step_time.gpus import GPUS
@@ -32,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trace_arguments(parser)
     parser.add_argument(
         "--policy",
+        type=policy_kinds,
         default=DEFAULT_POLICIES,
         metavar="KIND[,KIND…]",
         help="policies to compare, in this order: the router's own, other routers' rules such as "
@@ -49,15 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_fleet_arguments(parser.add_argument_group("routers and what goes between"))
 
 
-def add_rate_argument(parser: argparse.ArgumentParser) -> None:
-    """How fast requests come."""
-    parser.add_argument(
-        "--rate",
-        type=number(0.0, above=True),
-        default=1.0,
-        metavar="X",
-        help="timed traces: X times as fast as recorded; sessions: X start in a second (default %(default)g)",
-    )
+def policy_kinds(text: str) -> list[str]:
+    """An argparse type: who is compared, in order."""
+    kinds = [kind.strip() for kind in text.split(",") if kind.strip()]
+    unknown = [kind for kind in kinds if kind not in CONTENDERS]
+    if unknown or not kinds:
+        what = f"unknown policy {', '.join(unknown)}" if unknown else "no policy given"
+        raise argparse.ArgumentTypeError(f"{text}: {what}; expected one or more of {names()}")
+    return kinds
 
 
 def _add_modes(group: argparse._ArgumentGroup) -> None:
@@ -101,14 +107,22 @@ def _add_modes(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_replica_arguments(group: argparse._ArgumentGroup) -> None:
-    """How many replicas, and what each can do."""
+def add_replica_arguments(
+    group: argparse._ArgumentGroup,
+    *,
+    replicas: int | None = 8,
+    replicas_say: str = "default %(default)s",
+) -> None:
+    """How many replicas, and what each can do.
+
+    ``replicas_say``: of their default number, where the command finds it itself.
+    """
     group.add_argument(
         "--replicas",
         type=whole_number(1),
-        default=8,
+        default=replicas,
         metavar="N",
-        help="size of the fleet (default %(default)s)",
+        help=f"size of the fleet ({replicas_say})",
     )
     group.add_argument(
         "--capacity",
@@ -279,7 +293,7 @@ def simulation_settings(args: argparse.Namespace) -> SimulationSettings:
         replica=replica,
         unlike=tuple((index, replace(replica, **changes)) for index, changes in args.unlike),
         step_time=step_time,
-        slo=Slo(args.slo_ttft_ms, args.slo_tpot_ms),
+        slo=slo_of(args),
         hold=not args.no_hold,
         network_delay_s=args.network_delay_ms / 1e3,
         report_interval_s=args.report_interval,

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from sim.acceptance.token_answers import AskSettings, TokenAnswer, token_answers
 from sim.acceptance.verdict import Rule, Verdict, verdict
-from sim.command_arguments import add_api_key_argument, number, whole_number
+from sim.command_arguments import add_api_key_argument, number, server_url, whole_number
 from sim.diagnose.request_log import read_request_log
 from sim.estimates import Estimate
 from sim.first_model import Unreachable, first_model
@@ -33,8 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="request bodies, or a request log with bodies, one JSON object per line; or recorded "
         "conversations",
     )
-    parser.add_argument("--baseline", required=True, metavar="URL", help="the server that has the traffic")
-    parser.add_argument("--candidate", required=True, metavar="URL", help="the one that shall have it")
+    for name, what in (
+        ("baseline", "the server that has the traffic"),
+        ("candidate", "the one that shall have it"),
+    ):
+        parser.add_argument(f"--{name}", type=server_url, required=True, metavar="URL", help=what)
     parser.add_argument("--baseline-model", metavar="MODEL", help="default: the first that /v1/models names")
     parser.add_argument("--candidate-model", metavar="MODEL", help="default: the first that /v1/models names")
     parser.add_argument("--requests", type=whole_number(2), metavar="N", help="only the first N prompts")
@@ -75,9 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command. 0 done, 1 no answers, or ``--require`` and not accepted, 2 what was given is wrong."""
-    for name in ("baseline", "candidate"):
-        if not getattr(args, name).startswith(("http://", "https://")):
-            return _say(f"--{name} {getattr(args, name)}: expected http://HOST:PORT or https://…", 2)
     try:
         bodies = read_bodies(args.prompts, args.requests)
     except TraceError as error:

@@ -8,10 +8,10 @@ import uvloop
 
 from sim.bench.routers import Absent, find_rivals, ours
 from sim.bench.routing import RoutingPlan, measure_routing, scaled
-from sim.command_arguments import add_trace_arguments, number, whole_number
+from sim.command_arguments import add_rate_argument, add_trace_arguments, number, slo_of, whole_number
 from sim.demo.processes import ChildError
 from sim.progress_view import ProgressView
-from sim.results import Result, Slo
+from sim.results import Result
 from sim.results_table import results_table, table_console
 from sim.workload.sources import open_trace
 from sim.workload.trace import Trace, TraceError
@@ -21,13 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments, beside ``--rivals``."""
     plan = RoutingPlan()
     add_trace_arguments(parser)
-    parser.add_argument(
-        "--rate",
-        type=number(0.0, above=True),
-        default=plan.rate,
-        metavar="X",
-        help="timed traces: X times as fast as recorded; sessions: X start in a second (default %(default)g)",
-    )
+    add_rate_argument(parser, default=plan.rate)
     parser.add_argument(
         "--speed",
         type=number(0.0, above=True),
@@ -53,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         trace = open_trace(args.trace, block_tokens=args.block_size, requests=args.requests, seed=args.seed)
     except TraceError as error:
         return _say(str(error), 2)
-    slo = Slo(args.slo_ttft_ms, args.slo_tpot_ms)
+    slo = slo_of(args)
     plan = RoutingPlan(args.replicas, args.rate, args.speed, args.seed, args.warmup, args.think, slo)
     found, missing = find_rivals(args.rivals)
     routers = [ours(scaled(slo, args.speed)), *found]

@@ -12,14 +12,16 @@ from rich.console import Console
 from rich.table import Table
 
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
-from sim.calibrate.fit import FitError, fit_decode, fit_prefill
+from sim.calibrate.fit import FitError, cautions, fit_decode, fit_prefill
 from sim.calibrate.measure import CalibrationError, Measurements, MeasureSettings, measure
-from sim.command_arguments import add_api_key_argument, whole_number
+from sim.command_arguments import add_api_key_argument, server_url, whole_number
 from sim.first_model import ServedModel, Unreachable, first_model
 from sim.progress_view import ProgressView
 from sim.results_table import table_console
 
 DEFAULT_LONGEST = 16_384
+FEW_REPEATS = 3
+"""Below so many a median leaves nothing out."""
 SPARE_TOKENS = 64
 """Of the context length, left for the template and the answer."""
 
@@ -27,7 +29,10 @@ SPARE_TOKENS = 64
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument(
-        "--url", required=True, help="a replica's address, http://HOST:PORT; it should be idle"
+        "--url",
+        type=server_url,
+        required=True,
+        help="a replica's address, http://HOST:PORT; it should be idle",
     )
     parser.add_argument("--model", help="model to ask for (default: the first that /v1/models names)")
     parser.add_argument(
@@ -60,16 +65,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command. 0 done, 1 the replica cannot be measured, 2 the arguments are wrong."""
-    if not args.url.startswith(("http://", "https://")):
-        return _say(f"--url {args.url}: expected http://HOST:PORT or https://…", 2)
     try:
         made = asyncio.run(_measured(args))
         prefill, prefill_error = fit_prefill(made.prefill)
         decode, decode_error = fit_decode(made.decode)
+        doubts = cautions(prefill, prefill_error, decode, decode_error)
+        if args.repeats < FEW_REPEATS:
+            doubts.append(f"--repeats {args.repeats}: one disturbance is not told from a slow replica")
     except (Unreachable, CalibrationError, ValueError) as error:
         return _say(str(error), 1)
     if args.json:
-        found = _json(args.url, made, prefill, prefill_error, decode, decode_error)
+        found = _json(args.url, made, prefill, prefill_error, decode, decode_error) | {"cautions": doubts}
         print(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode())
         return 0
     console = table_console()
@@ -77,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
     _print_decode(console, made, decode, decode_error)
     for note in made.notes:
         console.print(f"note: {note}", soft_wrap=True, markup=False)
+    for doubt in doubts:
+        console.print(f"caution: {doubt}", soft_wrap=True, markup=False)
     print(fragment(args.url, prefill, decode))
     return 0
 

@@ -30,7 +30,7 @@ def result_table(runs: Sequence[DemoFigures]) -> Table:
             _ms(result.ttft_s.mean),
             _share(result.cached_share),
             f"{run.saved_prefill_ms:,.0f}",
-            str(result.spills),
+            "-" if result.spills is None else str(result.spills),
         )
     return table
 

@@ -1,6 +1,7 @@
 """How the demo shows itself: a live picture on a terminal, plain lines elsewhere."""
 
 from collections.abc import Sequence
+from textwrap import shorten
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -14,6 +15,8 @@ from rich.text import Text
 from sim.demo.play_script import RequestRecord
 from sim.demo.run_board import RunBoard
 
+TEXT_WIDTH = 96
+TALK_ROWS = 3
 REASON_STYLES = {
     "warm": "green",
     "spill": "yellow",
@@ -62,6 +65,8 @@ class PlainView:
         """Print the request; the fleet's own figures change too often for lines."""
         if record is not None:
             self._print(f"{board.policy} {board.done:3d}/{board.total_requests}  {_line(board, record)}")
+            for who, text in _exchange(record):
+                self._print(f"    {who}: {text}")
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -89,7 +94,9 @@ class LiveView:
 
     def changed(self, board: RunBoard, record: RequestRecord | None = None) -> None:
         """Draw the board."""
-        self._live.update(Group(_head(board), "", _replica_table(board), "", _recent_table(board)))
+        self._live.update(
+            Group(_head(board), "", _replica_table(board), "", _recent_table(board), "", _talk(board))
+        )
 
 
 def make_view(console: Console) -> View:
@@ -109,6 +116,24 @@ def _line(board: RunBoard, record: RequestRecord) -> str:
         f"{when}{where}: {answer.cached_tokens} of {answer.prompt_tokens} tokens cached, saves "
         f"{board.saved_ms(answer.cached_tokens or 0):.0f} ms, TTFT {(answer.ttft_s or 0.0) * 1_000:.0f} ms"
     )
+
+
+def _exchange(record: RequestRecord) -> list[tuple[str, str]]:
+    """Who said what in this turn, cut to a line."""
+    said = [("user", record.messages[-1]["content"])]
+    if record.answer.error is None:
+        said.append(("reply", record.answer.text))
+    return [(who, shorten(text, TEXT_WIDTH, placeholder=" …")) for who, text in said]
+
+
+def _talk(board: RunBoard) -> Table:
+    """The latest turns in words."""
+    table = _small_table(("conversation", "says"), ())
+    for record in list(board.recent)[: -TALK_ROWS - 1 : -1]:
+        for who, text in _exchange(record):
+            name = f"{record.conversation} #{record.turn}" if who == "user" else ""
+            table.add_row(name, Text(text, style="" if who == "user" else "green"))
+    return table
 
 
 def _head(board: RunBoard) -> Table:

@@ -9,8 +9,7 @@ from typing import Any
 import orjson
 
 from router.config import ModelConfig
-from sim.command_arguments import add_sample_arguments, number
-from sim.contender import CONTENDERS, names
+from sim.command_arguments import add_rate_argument, add_sample_arguments, number, server_url
 from sim.diagnose.diagnosis import Diagnosis, diagnose
 from sim.diagnose.live_router import LiveRouter, RouterError, ask_router, explained, router_report
 from sim.diagnose.metrics_page import EngineCounters, MetricsError, read_counters
@@ -23,8 +22,8 @@ from sim.progress_view import ProgressView
 from sim.results_table import table_console
 from sim.simulate_arguments import (
     add_fleet_arguments,
-    add_rate_argument,
     add_replica_arguments,
+    policy_kinds,
     simulation_settings,
 )
 
@@ -44,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--url",
+        type=server_url,
         metavar="ADMIN_URL",
         help="a running router's admin port: what it has seen; with FILE as many replicas of its capacity "
         "are simulated, and it is asked where it would send the latest prompts",
@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--policy",
+        type=policy_kinds,
         default="predicted_finish",
         metavar="KIND[,KIND…]",
         help="policies to simulate; the first stands for the fleet where the log does not tell where "
@@ -83,10 +84,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--chat-template", metavar="FILE", help="with --tokenizer: instead of the folder's own"
     )
     parser.add_argument("--html", metavar="FILE", help="write the report as one HTML file, too")
-    add_sample_arguments(parser)
-    add_replica_arguments(parser.add_argument_group("replicas"))
+    add_sample_arguments(
+        parser, warmup=None, warmup_says=f"default {DEFAULT_WARMUP:g}, or 0 for prompts without times"
+    )
+    add_replica_arguments(
+        parser.add_argument_group("replicas"),
+        replicas=None,
+        replicas_say=f"default: as many as the log or the router names, else {DEFAULT_REPLICAS}",
+    )
     add_fleet_arguments(parser.add_argument_group("routers and what goes between"))
-    parser.set_defaults(replicas=None, warmup=None)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -118,17 +124,6 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError("--before is compared with FILE; give it, too")
     if args.file is None and args.url is None and args.metrics is None:
         raise ValueError("nothing to look at; give FILE, --url ADMIN_URL or --metrics PAGE PAGE")
-    if args.url is not None and not args.url.startswith(("http://", "https://")):
-        raise ValueError(f"--url {args.url}: expected http://HOST:PORT of the router's admin port")
-    policies = _policies(args)
-    unknown = [kind for kind in policies if kind not in CONTENDERS]
-    if unknown or not policies:
-        what = f"unknown policy {', '.join(unknown)}" if unknown else "no policy given"
-        raise ValueError(f"--policy {args.policy}: {what}; expected one or more of {names()}")
-
-
-def _policies(args: argparse.Namespace) -> list[str]:
-    return [kind.strip() for kind in args.policy.split(",") if kind.strip()]
 
 
 def _periods(pages: list[str] | tuple[()]) -> list[EngineCounters]:
@@ -226,7 +221,7 @@ def _diagnosed(
     with ProgressView() as view:
         return diagnose(
             sample,
-            _policies(args),
+            args.policy,
             replicas=replicas,
             rate=args.rate,
             seed=args.seed,

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
-from router.yaml_file import YamlError, read_yaml
+from router.yaml_file import YamlError, line_of, read_yaml
 from sim.plan.config import PlanConfig
 from sim.plan.plan_error import PlanError
 
@@ -24,11 +25,11 @@ def load_plan(path: str | Path) -> PlanConfig:
         data = read_yaml(text)
     except YamlError as error:
         raise PlanError(f"{path}: not valid YAML: {error}") from None
-    return parse_plan(data, str(path))
+    return parse_plan(data, str(path), text)
 
 
-def parse_plan(data: Any, where: str) -> PlanConfig:
-    """The plan in ``data``; raises ``PlanError`` naming every key that is wrong."""
+def parse_plan(data: Any, where: str, text: str | None = None) -> PlanConfig:
+    """The plan in ``data``; raises ``PlanError`` naming every key that is wrong, and its line in ``text``."""
     if not isinstance(data, dict):
         what = "empty" if data is None else f"a {type(data).__name__}"
         raise PlanError(f"{where}: {what}; expected a mapping with kind: {', '.join(KINDS)}")
@@ -38,47 +39,65 @@ def parse_plan(data: Any, where: str) -> PlanConfig:
     try:
         return cast(PlanConfig, _ADAPTER.validate_python(data))
     except ValidationError as error:
-        raise PlanError(_described(error, where)) from None
+        raise PlanError(_described(error, where, text)) from None
 
 
-def _described(error: ValidationError, where: str) -> str:
+def _described(error: ValidationError, file: str, text: str | None) -> str:
     lines = []
     for one in error.errors():
-        key = _key(one["loc"])
-        given = one["input"]
-        got = f" (got {given!r})" if isinstance(given, str | int | float | bool) else ""
-        message = one["msg"].removeprefix("Value error, ")
-        match one["type"]:
-            case "extra_forbidden":
-                message, got = "unknown key; remove it or check its spelling", ""
-            case "missing":
-                message, got = "missing; it has no default", ""
-            case "union_tag_not_found":
-                message, got = f"{message}; give its kind", ""
-        lines.append(f"{where}: {key}: {message}{got}")
+        path = _path(one["loc"])
+        line = None if text is None else line_of(text, path)
+        where = file if line is None else f"{file}: line {line}"
+        key = ".".join(map(str, path)) or "the plan"
+        lines.append(f"{where}: {key}: {_what(one)}")
     return "\n".join(dict.fromkeys(lines))
 
 
-_KINDS = {
+def _what(one: ErrorDetails) -> str:
+    """What was given, and what was expected instead."""
+    given, context = one["input"], one.get("ctx", {})
+    got = f"; got {given!r}" if isinstance(given, str | int | float | bool) else ""
+    match one["type"]:
+        case "extra_forbidden":
+            return "unknown key; remove it or check its spelling"
+        case "missing":
+            return "missing; it has no default"
+        case "union_tag_not_found":
+            kinds = [kind for key, kind in _KINDS if key == one["loc"][-1]]
+            return f"kind is missing; expected one of {', '.join(kinds)}"
+        case "union_tag_invalid":
+            return (
+                f"kind is {context['tag']!r}; expected one of {context['expected_tags'].replace(chr(39), '')}"
+            )
+        case "value_error":
+            message = one["msg"].removeprefix("Value error, ")
+            return message if repr(given) in message else message + got
+        case "model_type" | "dict_type":
+            return f"expected keys and values below it{got}"
+    message = one["msg"].removeprefix("Input should be ").split(", unable to parse")[0]
+    return f"expected {message}{got}"
+
+
+_KINDS = (
     ("replica", "roofline"),
     ("replica", "measured"),
     ("traffic", "numbers"),
     ("traffic", "trace"),
-}
+)
 
 
-def _key(location: tuple[int | str, ...]) -> str:
-    """The key as it is written: without the kinds that pydantic puts between.
+def _path(location: tuple[int | str, ...]) -> list[str | int]:
+    """Keys as they are written: without the kinds that pydantic puts between.
 
-    >>> _key(("online", "traffic", "trace", "trace")), _key(("online", "replica", "roofline", "gpu", "named"))
-    ('traffic.trace', 'replica.gpu')
-    >>> _key(("hybrid", "replica", "model"))
-    'replica.model'
+    >>> _path(("online", "traffic", "trace", "trace"))
+    ['traffic', 'trace']
+    >>> _path(("online", "replica", "roofline", "gpu", "named"))
+    ['replica', 'gpu']
+    >>> _path(("hybrid", "replica", "model"))
+    ['replica', 'model']
     """
-    parts = [str(part) for part in location]
-    written = [
+    return [
         part
-        for before, part in pairwise(parts)
+        for before, part in pairwise(location)
         if (before, part) not in _KINDS and part not in ("named", "sized")
     ]
-    return ".".join(written) or "(file)"

@@ -17,6 +17,7 @@ from sim.calibrate.calibrate_command import fragment
 from sim.calibrate.fit import DecodePoint, PrefillPoint, fit_decode, fit_prefill
 from sim.calibrate.measure import CalibrationError, Measurements, MeasureSettings, batch_sizes, measure
 from tests.replica.serving import replica
+from tests.sim.commands import exit_code
 from tests.sim.fake_engine_server import CountedClock, FakeEngineServer
 from warmroute import main
 
@@ -124,6 +125,7 @@ def test_the_command_prints_a_config_that_the_router_takes(
             assert await asyncio.to_thread(main, command) == 0
             said = capsys.readouterr().out
             assert "off by" in said
+            assert "caution: --repeats 1: one disturbance is not told from a slow replica" in said
             config = parse_config(yaml.safe_load(said[said.index("replicas:") :]), "printed")
             (entry,) = config.replicas
             assert entry.url == running.url
@@ -132,6 +134,7 @@ def test_the_command_prints_a_config_that_the_router_takes(
             made = orjson.loads(capsys.readouterr().out)
             assert made["cost"].keys() == entry.cost.model_dump().keys()
             assert any(point["cached_tokens"] for point in made["prefill"])
+            assert made["cautions"]
 
     asyncio.run(scenario())
 
@@ -141,13 +144,13 @@ def test_the_command_prints_a_config_that_the_router_takes(
     [
         (("--url", "nowhere"), 2, "http://HOST:PORT"),
         (("--url", "http://127.0.0.1:1"), 1, "cannot be reached"),
-        (("--url", "http://127.0.0.1:1", "--model", "m"), 1, "connection failed"),
+        (("--url", "http://127.0.0.1:1", "--model", "m"), 1, "connection failed: Connection refused"),
     ],
 )
 def test_wrong_arguments(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, expected: str
 ) -> None:
-    assert main(["calibrate", *arguments]) == code
+    assert exit_code(["calibrate", *arguments]) == code
     assert expected in capsys.readouterr().err
 
 

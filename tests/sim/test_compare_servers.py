@@ -17,6 +17,7 @@ from sim.acceptance.agreement import agreement, kl_divergence
 from sim.acceptance.token_answers import TokenAnswer
 from sim.acceptance.verdict import Rule, verdict
 from tests.replica.serving import replica
+from tests.sim.commands import exit_code
 from tests.sim.diagnose_logs import chats, write
 from warmroute import main
 
@@ -216,13 +217,13 @@ def test_real_replicas_with_equal_and_with_other_weights(
 @pytest.mark.parametrize(
     ("arguments", "code", "expected"),
     [
-        (("{p}", "--baseline", "a", "--candidate", "http://b:1"), 2, "--baseline a"),
+        (("{p}", "--baseline", "a", "--candidate", "http://b:1"), 2, "--baseline: a: expected http://"),
         (("/no/such/file", "--baseline", "http://a:1", "--candidate", "http://b:1"), 2, "/no/such/file"),
         (("{one}", "--baseline", "http://a:1", "--candidate", "http://b:1"), 2, "at least 2"),
         (
             ("{p}", "--baseline", "http://127.0.0.1:1", "--candidate", "http://127.0.0.1:1"),
             1,
-            "cannot be reached",
+            "cannot be reached: Connection refused",
         ),
     ],
 )
@@ -230,7 +231,7 @@ def test_wrong_arguments(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: tuple[str, ...], code: int, expected: str
 ) -> None:
     paths = {"p": write(tmp_path, chats(requests=4)), "one": write(tmp_path, [{"prompt": "x"}], "one.jsonl")}
-    assert main(["compare", *(argument.format(**paths) for argument in arguments)]) == code
+    assert exit_code(["compare", *(argument.format(**paths) for argument in arguments)]) == code
     assert expected in capsys.readouterr().err
 
 

@@ -208,9 +208,11 @@ def test_without_a_terminal_there_is_one_line_per_request() -> None:
         view.changed(made, bad)
     lines = out.getvalue().splitlines()
     assert lines[0] == "starting [3] replicas"
-    assert len(lines) == 3
+    assert len(lines) == 6
     assert "replica-1 warm (matched 50): 50 of 100 tokens cached, saves 100 ms, TTFT 500 ms" in lines[1]
-    assert "FAILED, status 502" in lines[2]
+    assert lines[2].startswith("    user: ") and lines[3].startswith("    reply: ")
+    assert "FAILED, status 502" in lines[4]
+    assert lines[5].startswith("    user: ")  # nothing was replied
 
 
 def test_on_a_terminal_the_picture_shows_replicas_and_decisions() -> None:

@@ -9,6 +9,7 @@ import pytest
 from router.config import ModelConfig
 from router.proxy.exact_model import load_exact_model
 from tests.router.tokenizer_folder import write_folder
+from tests.sim.commands import exit_code
 from tests.sim.diagnose_logs import Row, chats, system_prompt, write
 from warmroute import main
 
@@ -128,8 +129,16 @@ def test_bad_rows_are_refused(
 def test_no_such_file_and_no_such_policy(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "/no/such/file")
     assert code == 2 and "/no/such/file" in err
-    code, _, err = run(capsys, "mooncake", "--policy", "magic")
-    assert code == 2 and "magic" in err and "predicted_finish" in err
+    assert exit_code(["diagnose", "mooncake", "--policy", "magic"]) == 2
+    err = capsys.readouterr().err
+    assert "magic" in err and "predicted_finish" in err
+
+
+def test_the_help_tells_every_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(["diagnose", "--help"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "None" not in out
+    assert "default: as many as the log or the router names, else 8" in out
 
 
 def test_prompts_token_by_token(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

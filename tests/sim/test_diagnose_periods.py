@@ -14,6 +14,7 @@ from sim.diagnose.metrics_page import MetricsError, parse_counters
 from sim.diagnose.periods import Period, change
 from tests.fakes.fake_replica import Send, completion, sized
 from tests.fakes.router_rig import RouterRig, with_router
+from tests.sim.commands import exit_code
 from tests.sim.diagnose_logs import Row, chats, system_prompt, write
 from warmroute import main
 
@@ -142,7 +143,6 @@ def test_prompts_of_two_periods_are_compared(capsys: pytest.CaptureFixture[str],
     [
         ((), "give FILE, --url ADMIN_URL or --metrics"),
         (("--before", "x"), "--before is compared with FILE"),
-        (("--url", "127.0.0.1:1"), "expected http://HOST:PORT"),
         (("--metrics", "{a}"), "expected two"),
         (("--metrics", "{a}", "/no/such/page"), "/no/such/page: cannot be read"),
         (("--metrics", "{b}", "{a}"), "fell from"),
@@ -161,6 +161,8 @@ def test_wrong_arguments(
 
 
 def test_a_router_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(["diagnose", "--url", "127.0.0.1:1"]) == 2
+    assert "expected http://HOST:PORT" in capsys.readouterr().err
     code, _, err = run(capsys, "--url", "http://127.0.0.1:1")
     assert code == 1
     assert "cannot be reached" in err

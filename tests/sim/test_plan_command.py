@@ -68,13 +68,13 @@ def test_simulation_shows_its_progress_on_standard_error(
         ("kind: [", "plan.yaml: not valid YAML:"),
         (
             "kind: conversation\nsystem_tokens: 10\nuser_tokens: 1\nreply_tokens: 1\nturns: 1\nusers: 3",
-            "plan.yaml: turns: Input should be greater than or equal to 2 (got 1)\n"
-            "{path}: users: unknown key; remove it or check its spelling",
+            "plan.yaml: line 5: turns: expected greater than or equal to 2; got 1\n"
+            "{path}: line 6: users: unknown key; remove it or check its spelling",
         ),
         (
             "kind: hybrid\nreplica: {kind: roofline, model: llama-9, gpu: h100}\n"
             "context_tokens: 5\nturn_tokens: 5",
-            "plan.yaml: replica.model: unknown model; expected one of bamba-9b, ",
+            "plan.yaml: line 2: replica.model: unknown model; expected one of bamba-9b, ",
         ),
         (
             "kind: hybrid\nreplica: {kind: roofline, model: llama-3.1-8b, gpu: h100}\n"
@@ -83,13 +83,13 @@ def test_simulation_shows_its_progress_on_standard_error(
         ),
         (
             "kind: tiers\nreplica: {model: llama-3.1-8b, gpu: h100}",
-            "plan.yaml: replica: Unable to extract tag using discriminator 'kind'; give its kind",
+            "plan.yaml: line 2: replica: kind is missing; expected one of roofline, measured",
         ),
         (
             "kind: online\nreplica: {kind: measured, prefill_us_per_token: 32}\ngpu_hour_dollars: 1\n"
             "traffic: {kind: numbers, requests_per_s: 1, prompt_tokens: 9, shared_tokens: 9, "
             "output_tokens: 1}",
-            "plan.yaml: traffic: shared_tokens 9 of a prompt of 9: the last token is always computed",
+            "plan.yaml: line 4: traffic: shared_tokens 9 of a prompt of 9: the last token is always computed",
         ),
         (
             "kind: online\nreplica: {kind: measured, prefill_us_per_token: 32}\ngpu_hour_dollars: 1\n"

@@ -17,6 +17,7 @@ from sim.workload.prompt_text import PromptText
 from sim.workload.sources import open_trace
 from sim.workload.text_sessions import TextSessions, read_text_sessions
 from sim.workload.trace import Trace
+from tests.sim.commands import exit_code
 from tests.sim.fake_openai import FakeOpenAI
 from tests.sim.traces import timed
 
@@ -225,9 +226,13 @@ def test_the_command_fails_when_nothing_succeeds(capsys: pytest.CaptureFixture[s
 
 
 def test_wrong_addresses_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    assert warmroute.main(["replay", "--url", "localhost:1"]) == 2
-    assert "--url localhost:1: expected http://HOST:PORT" in capsys.readouterr().err
+    assert exit_code(["replay", "--url", "localhost:1"]) == 2
+    assert "--url: localhost:1: expected http://HOST:PORT" in capsys.readouterr().err
     assert warmroute.main(["replay", "--url", "http://127.0.0.1:1"]) == 1
-    assert "http://127.0.0.1:1/v1/models cannot be reached" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "http://127.0.0.1:1/v1/models cannot be reached: Connection refused; does a server run" in said
+    unnamed = ["replay", "--url", "http://127.0.0.1:1", "--model", "m", "--requests", "2", "--speed", "1000"]
+    assert warmroute.main(unnamed) == 1
+    assert "connection failed: Connection refused" in capsys.readouterr().err
     assert warmroute.main(["replay", "--url", "http://127.0.0.1:1", "--trace", "nowhere"]) == 2
     assert "no file 'nowhere'" in capsys.readouterr().err

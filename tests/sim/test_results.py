@@ -49,6 +49,7 @@ def test_figures_by_hand() -> None:
     assert made.cached_share == 500 / 4000
     assert made.max_over_mean_work == pytest.approx(3000 / 1750)
     assert made.wall_s == 6.0
+    assert made.ttft_in_slo_share == pytest.approx(2 / 3)
     assert made.in_slo_share == pytest.approx(2 / 3)  # an error is never in SLO
 
 
@@ -101,6 +102,7 @@ def test_json_names_are_those_of_the_interface() -> None:
         "cached_share",
         "ideal_cached_share",
         "in_slo_share",
+        "ttft_in_slo_share",
         "max_over_mean_work",
         "spills",
         "wall_s",

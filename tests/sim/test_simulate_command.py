@@ -9,6 +9,7 @@ import pytest
 
 import warmroute
 from sim.step_time.roofline import Efficiency, RooflineStepTime
+from tests.sim.commands import exit_code
 
 FEW = ["simulate", "--requests", "60", "--replicas", "2"]
 
@@ -35,7 +36,7 @@ def test_json_is_one_object_per_policy(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--policy", "bst"], "--policy bst: unknown policy bst; expected one or more of"),
+        (["--policy", "bst"], "--policy: bst: unknown policy bst; expected one or more of"),
         (["--policy", ","], "no policy given"),
         (["--trace", "nowhere.jsonl"], "no file 'nowhere.jsonl'; expected a trace file"),
         (["--capacity", "100"], "capacity of 100 tokens: less than one block of 512"),
@@ -45,7 +46,7 @@ def test_json_is_one_object_per_policy(capsys: pytest.CaptureFixture[str]) -> No
 def test_wrong_arguments_are_explained(
     capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    assert warmroute.main([*FEW, *arguments]) == 2
+    assert exit_code([*FEW, *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -117,7 +118,7 @@ def test_everything_about_the_fleet_can_be_asked_for(capsys: pytest.CaptureFixtu
 def test_what_does_not_fit_together_is_said(
     capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    assert warmroute.main([*FEW, *arguments]) == 2
+    assert exit_code([*FEW, *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
