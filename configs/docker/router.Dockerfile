@@ -1,11 +1,12 @@
-# A router: the base install, without torch.
+# A router: the base install, without torch. --build-arg EXTRAS=[envoy] adds what the endpoint picker needs.
 FROM python:3.11-slim
 WORKDIR /app
 COPY pyproject.toml README.md LICENSE warmroute.py ./
 COPY router router
 COPY replica replica
 COPY sim sim
-RUN pip install --no-cache-dir .
+ARG EXTRAS=""
+RUN pip install --no-cache-dir ".${EXTRAS}"
 RUN useradd --system warmroute
 USER warmroute
 EXPOSE 8080 8081

@@ -10,7 +10,8 @@ from router.proxy.router_error import RouterError
 from router.proxy.stream_watch import JsonWatch, StreamWatch, json_usage
 from router.routing.in_flight import Usage
 
-_DONE_PATHS = frozenset({b"/v1/chat/completions", b"/v1/completions"})
+DONE_PATHS = frozenset({b"/v1/chat/completions", b"/v1/completions"})
+"""Streams from there say that they are complete."""
 _NO_BODY_STATUSES = frozenset({204, 304})
 
 
@@ -53,7 +54,7 @@ class Answer:
         self._whole = b""
         self._raw = True
         self._chunk_again = False
-        self._ends_marked = head.event_stream and path in _DONE_PATHS
+        self._ends_marked = head.event_stream and path in DONE_PATHS
         self.until_close = False
         """The replica's close is the regular end."""
         self.reusable = head.keep_alive

@@ -3,36 +3,23 @@
 import asyncio
 from typing import TYPE_CHECKING
 
+from router.proxy.booked import Booked
 from router.proxy.replica_connection import ReplicaConnection
 from router.proxy.service import Service
-from router.routing.in_flight import InFlight, Usage
-from router.routing.retry import Failure
+from router.routing.in_flight import InFlight
 
 if TYPE_CHECKING:
     from router.proxy.exchange import Exchange
 
 
-class Attempt:
-    """One try. However it ends, exactly one of the fleet's events for that is raised."""
+class Attempt(Booked):
+    """One try."""
 
-    __slots__ = (
-        "_connecting",
-        "_exchange",
-        "_flight",
-        "_service",
-        "connection",
-        "decision",
-        "name",
-        "sent_at",
-    )
+    __slots__ = ("_connecting", "_exchange", "connection", "sent_at")
 
     def __init__(self, service: Service, exchange: "Exchange", flight: InFlight, now: float) -> None:
-        self._service = service
+        super().__init__(service, flight)
         self._exchange = exchange
-        self._flight: InFlight | None = flight
-        """The booking, until it is over."""
-        self.decision = flight.decision
-        self.name = flight.replica.name
         self.connection: ReplicaConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self.sent_at = now
@@ -80,43 +67,9 @@ class Attempt:
 
     # --- ends of the booking ---------------------------------------------------------------------
 
-    def first_token(self, now: float) -> None:
-        """The first event with content came."""
-        if self._flight is not None:
-            self._service.fleet.first_token(self._flight, now)
-            self._service.send_released(now)
-
-    def progressed(self, now: float) -> None:
-        """More of the answer came lately."""
-        if self._flight is not None:
-            self._service.fleet.progressed(self._flight, now)
-
-    def finished(self, now: float, usage: Usage | None) -> None:
-        """The answer was passed on whole. The caller sends what is released by it."""
-        flight, self._flight = self._flight, None
-        if flight is not None:
-            self._service.fleet.finished(flight, now, usage)
-
-    def failed(self, now: float, failure: Failure) -> None:
-        """By the replica's fault."""
-        flight, self._flight = self._flight, None
-        if flight is not None:
-            self._service.fleet.failed(flight, now, failure)
-            self._service.send_released(now)
-
-    def refused(self, now: float) -> None:
-        """By the client's fault: 4xx."""
-        flight, self._flight = self._flight, None
-        if flight is not None:
-            self._service.fleet.refused(flight, now)
-            self._service.send_released(now)
-
     def cancelled(self, now: float) -> None:
         """By nobody's fault; the replica is to stop."""
-        flight, self._flight = self._flight, None
-        if flight is not None:
-            self._service.fleet.cancelled(flight, now)
-            self._service.send_released(now)
+        super().cancelled(now)
         self.drop()
 
     @property
@@ -128,11 +81,6 @@ class Attempt:
     def lost(self) -> bool:
         """The replica answers nobody and was removed: it is not expected back."""
         return self.unreachable and self._flight is not None and self._flight.replica.leaving
-
-    @property
-    def booked(self) -> bool:
-        """The booking is not over."""
-        return self._flight is not None
 
     # --- the connection --------------------------------------------------------------------------
 

@@ -5,10 +5,10 @@ plane's sweep looks at its limits. Until a replica has an answer for the client 
 ``relay.py``. Whatever happens, ``end`` runs exactly once.
 """
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from router.proxy.admission import CLIENT_LEFT, Admission
+from router.proxy.entrance import entrance_refusal
 from router.proxy.forwarding import Forwarding
 from router.proxy.relay import Relay
 from router.proxy.replica_connection import ReplicaConnection
@@ -16,9 +16,6 @@ from router.proxy.replica_pool import ReplicaPool
 from router.proxy.request_head import RequestHead, last_lines
 from router.proxy.response_head import ResponseHead
 from router.proxy.router_error import (
-    CONTROL_FIELD,
-    HOLD_FULL,
-    HOLD_SHARE,
     HOLD_TIMEOUT,
     INTERNAL,
     MODEL_NOT_FOUND,
@@ -33,9 +30,8 @@ from router.proxy.router_error import (
 )
 from router.proxy.service import Service
 from router.proxy.tenancy import Caller
-from router.proxy.tenant_request import take_in
+from router.proxy.tenant_request import take_in, without_salt
 from router.proxy.tries import Tries
-from router.routing.control_fields import may_hide_control_field
 from router.routing.decision import NoReplica
 from router.routing.hold_queue import Held
 from router.routing.in_flight import InFlight
@@ -148,20 +144,10 @@ class Exchange:
             self.prompt = prompt if self.admission is None else self.admission.caller.owned(prompt)
             self._choose(self._service.clock())
 
-    def _refused_field(self) -> str | None:
-        """A field that the request sets and only the operator may; "" if it cannot be read but seems to."""
-        prompt = self.prompt
-        if prompt.controls:
-            allowed = self.settings.client_control_fields
-            return next((field for field in prompt.controls if field not in allowed), None)
-        if prompt is UNREADABLE and self.body and may_hide_control_field(self.body):
-            return ""
-        return None
-
     def _choose(self, now: float) -> None:
         service, admission = self._service, self.admission
         fleet = service.fleet
-        refusal = self._refusal(now)
+        refusal = entrance_refusal(service, self.settings, self.prompt, self.body, admission, now)
         if refusal is not None:
             self.refuse(refusal)
             return
@@ -184,20 +170,6 @@ class Exchange:
             service.hold_began()
         if fleet.outbox:
             service.send_released(now)
-
-    def _refusal(self, now: float) -> RouterError | None:
-        """Why the request is turned away before a replica is chosen."""
-        field = self._refused_field()
-        if field is not None:
-            return replace(CONTROL_FIELD, param=field or None)
-        most, admission = self.settings.hold_max_requests, self.admission
-        room = most - self._service.fleet.held
-        if room <= 0:
-            return HOLD_FULL.at(most)
-        if admission is not None:
-            caller = admission.caller
-            return caller.refusal(now) or (None if caller.may_hold(room) else HOLD_SHARE)
-        return None
 
     def hold_ended(self, flight: InFlight | None, now: float) -> None:
         """The request waited in the router until now; without a ``flight`` no replica is left for it."""
@@ -232,8 +204,7 @@ class Exchange:
     @property
     def plain_body(self) -> bytes:
         """The body without the tenant's cache salt."""
-        salt_bytes = self._salt_bytes
-        return self.body[: len(self.body) - salt_bytes] + b"}" if salt_bytes and self.body else self.body
+        return without_salt(self.body, self._salt_bytes)
 
     def connect_failed(self, why: str) -> None:
         """The attempt could make no connection."""

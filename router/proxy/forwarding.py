@@ -19,7 +19,7 @@ class Forwarding:
     def __init__(self, head: RequestHead, settings: ProxySettings, client: asyncio.Transport) -> None:
         self.head = head
         self.settings = settings
-        caller, refusal = (None, None) if is_open(head) else _admitted(settings, head)
+        caller, refusal = (None, None) if is_open(head) else admitted(settings, head)
         self.refusal = refusal
         """Why it goes nowhere."""
         self.caller = caller
@@ -37,7 +37,7 @@ class Forwarding:
         """For replicas that have no key of their own."""
 
 
-def _admitted(settings: ProxySettings, head: RequestHead) -> tuple[Caller | None, RouterError | None]:
+def admitted(settings: ProxySettings, head: RequestHead) -> tuple[Caller | None, RouterError | None]:
     """Whose the request is, where tenants are told apart; and why it goes nowhere."""
     authorization = head.found.get(b"authorization")
     tenancy = settings.tenancy

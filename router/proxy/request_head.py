@@ -13,7 +13,7 @@ MAX_ID_CHARS = 128
 MAX_SESSION_CHARS = 256
 
 # Lines that are not passed on as they are: hop-by-hop, made anew, or read by the router.
-_READ = frozenset(
+READ_HEADERS = frozenset(
     {
         b"accept-encoding",
         b"api-key",
@@ -39,7 +39,7 @@ _READ = frozenset(
         b"x-warmroute-policy",
     }
 )
-_CLIENT_KEYS = (b"authorization", b"api-key", b"x-api-key")
+CLIENT_KEYS = (b"authorization", b"api-key", b"x-api-key")
 _NO_BODY_METHODS = frozenset({b"GET", b"HEAD", b"DELETE", b"OPTIONS"})
 _FRAMING = frozenset({b"content-length", b"host", b"transfer-encoding"})
 """Never hop-by-hop, whatever Connection says."""
@@ -130,7 +130,7 @@ def read_request_head(head: bytes) -> tuple[RequestHead, int]:
     for line in lines[1:-2]:
         colon = line.find(b":")
         name = line[:colon].lower()
-        if name in _READ:
+        if name in READ_HEADERS:
             value = line[colon + 1 :].strip(b" \t")
             found[name] = found[name] + b", " + value if name in found else value
         else:
@@ -224,7 +224,7 @@ class ForwardedAs:
 def client_keys(request: RequestHead) -> bytes:
     """The lines that hold the client's own keys, for replicas that may see them."""
     found = request.found
-    return b"".join(b"%b: %b\r\n" % (name, found[name]) for name in _CLIENT_KEYS if name in found)
+    return b"".join(b"%b: %b\r\n" % (name, found[name]) for name in CLIENT_KEYS if name in found)
 
 
 def last_lines(request: RequestHead, request_id: bytes, body_bytes: int) -> bytes:

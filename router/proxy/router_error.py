@@ -75,6 +75,12 @@ BODY_UNREADABLE = RouterError(
     "body_unreadable",
     "The body is not a JSON object as RFC 8259 has it; what tenants send is read before it is passed on",
 )
+BODY_HIDDEN = RouterError(
+    500,
+    "body_hidden",
+    "Tenants are configured, but the gateway does not send requests' bodies; expected request_body_mode "
+    "FULL_DUPLEX_STREAMED or BUFFERED",
+)
 REQUEST_TIMEOUT = RouterError(
     408,
     "request_timeout",

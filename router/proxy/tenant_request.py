@@ -29,6 +29,11 @@ def without_salts(lines: list[bytes]) -> list[bytes]:
     return [line for line in lines if line[: line.find(b":")].lower() not in SALT_HEADERS]
 
 
+def without_salt(body: bytes, salt_bytes: int) -> bytes:
+    """A body that was taken in, for replicas that take no salt."""
+    return body[: len(body) - salt_bytes] + b"}" if salt_bytes and body else body
+
+
 class TakenIn(NamedTuple):
     """A request that may go on."""
 

@@ -5,6 +5,7 @@ from, which rank computes, who goes first. Clients may set none of them unless t
 """
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 CONTROL_FIELDS = frozenset(
@@ -32,6 +33,19 @@ def control_fields(request: dict[str, Any]) -> tuple[str, ...]:
     if CONTROL_FIELDS.isdisjoint(request):
         return ()
     return tuple(sorted(CONTROL_FIELDS.intersection(request)))
+
+
+def refused_field(controls: Collection[str], allowed: Collection[str], unreadable: bytes) -> str | None:
+    """A field that a request sets and only the operator may; "" if it cannot be read but seems to.
+
+    ``controls``: those it sets, as far as it could be read. ``unreadable``: the body, where it could not.
+
+    >>> refused_field(("priority",), {"priority"}, b""), refused_field(("priority",), (), b"")
+    (None, 'priority')
+    """
+    if controls:
+        return next((field for field in controls if field not in allowed), None)
+    return "" if unreadable and may_hide_control_field(unreadable) else None
 
 
 def may_hide_control_field(body: bytes) -> bool:

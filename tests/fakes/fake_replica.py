@@ -223,6 +223,8 @@ class FakeReplica:
     close_idle: bool = False
     """Close the connection after each whole answer, without announcing it (the keep-alive race)."""
     tls: ssl.SSLContext | None = None
+    takes_chunks: bool = False
+    """Requests may come in chunks: Envoy sends them so, our own proxy never does."""
     _server: asyncio.Server | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -275,7 +277,7 @@ class FakeReplica:
         self._writers.add(writer)
         try:
             while True:
-                request = await _read_request(reader)
+                request = await _read_request(reader, takes_chunks=self.takes_chunks)
                 if request is None:
                     return
                 if request.method == b"GET" and request.target in PROBED:
@@ -349,7 +351,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
     writer.close()
 
 
-async def _read_request(reader: asyncio.StreamReader) -> SeenRequest | None:
+async def _read_request(reader: asyncio.StreamReader, *, takes_chunks: bool) -> SeenRequest | None:
     """One request, read strictly: the router's output is under test, too."""
     try:
         raw = await reader.readuntil(b"\r\n\r\n")
@@ -364,8 +366,18 @@ async def _read_request(reader: asyncio.StreamReader) -> SeenRequest | None:
         name, colon, value = line.partition(b":")
         assert colon and name and name.strip() == name, line
         fields.append((name.lower(), value.strip()))
-    assert not any(name == b"transfer-encoding" for name, _ in fields), fields
     lengths = [value for name, value in fields if name == b"content-length"]
+    if (b"transfer-encoding", b"chunked") in fields and takes_chunks and not lengths:
+        return SeenRequest(method, target, fields, await _read_chunks(reader), raw)
+    assert not any(name == b"transfer-encoding" for name, _ in fields), fields
     assert len(lengths) <= 1, fields
     body = await reader.readexactly(int(lengths[0])) if lengths else b""
     return SeenRequest(method, target, fields, body, raw)
+
+
+async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
+    pieces = []
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        pieces.append((await reader.readexactly(size + 2))[:-2])
+    assert await reader.readexactly(2) == b"\r\n", "no trailers"
+    return b"".join(pieces)

@@ -57,7 +57,7 @@ class RouterProcess:
 
 @asynccontextmanager
 async def router_process(
-    folder: Path, replicas: Sequence[FakeReplica], **keys: Any
+    folder: Path, replicas: Sequence[FakeReplica], *, command: str = "serve", **keys: Any
 ) -> AsyncIterator[RouterProcess]:
     """Start a router from a file in ``folder``; killed at the end if it still runs."""
     config = folder / "router.yaml"
@@ -65,7 +65,7 @@ async def router_process(
     addresses = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"}
     config.write_text(yaml.safe_dump(addresses | {"replicas": named} | keys))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "warmroute", "serve", str(config)),
+        *(sys.executable, "-m", "warmroute", command, str(config)),
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )

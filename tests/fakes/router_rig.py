@@ -14,6 +14,8 @@ import uvloop
 
 from router.config import RouterConfig, parse_config
 from router.proxy.assembly import Router
+from router.proxy.data_plane import DataPlane
+from router.proxy.request_path import MakeRequestPath
 from tests.fakes.fake_replica import FakeReplica
 from tests.fakes.proxy_rig import CHAT, until
 from tests.fakes.raw_client import RawAnswer, RawClient
@@ -25,7 +27,12 @@ class RouterRig:
     """What a scenario works with."""
 
     def __init__(
-        self, replicas: list[FakeReplica], known: int, others: list[dict[str, Any]], keys: dict[str, Any]
+        self,
+        replicas: list[FakeReplica],
+        known: int,
+        others: list[dict[str, Any]],
+        keys: dict[str, Any],
+        make_path: MakeRequestPath,
     ) -> None:
         self.replicas = replicas
         self._known = known
@@ -33,7 +40,7 @@ class RouterRig:
         self._keys = keys
         self.next_config = self.config_with(**keys)
         """What a reload finds."""
-        self.router = Router(self.next_config, lambda: self.next_config)
+        self.router = Router(self.next_config, lambda: self.next_config, make_path)
         self.clients: list[RawClient] = []
 
     def config_with(self, **keys: Any) -> RouterConfig:
@@ -130,6 +137,7 @@ def with_router(
     known: int | None = None,
     down: int = 0,
     others: Sequence[dict[str, Any]] = (),
+    make_path: MakeRequestPath = DataPlane,
     **config: Any,
 ) -> None:
     """Run ``scenario`` against a fresh router in front of ``replicas`` fakes and ``others``.
@@ -141,7 +149,8 @@ def with_router(
     config.setdefault("policy", {"kind": "round_robin"})
     config.setdefault("health", QUICK_HEALTH)
     config.setdefault("shutdown_timeout_s", 2.0)
-    uvloop.run(_run(scenario, replicas, replicas if known is None else known, down, list(others), config))
+    known = replicas if known is None else known
+    uvloop.run(_run(scenario, replicas, known, down, list(others), config, make_path))
 
 
 async def _run(
@@ -151,6 +160,7 @@ async def _run(
     down: int,
     others: list[dict[str, Any]],
     config: dict[str, Any],
+    make_path: MakeRequestPath,
 ) -> None:
     errors: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(repr(context)))
@@ -162,7 +172,7 @@ async def _run(
         await fake.start()
     for fake in fakes[count - down :]:
         await fake.kill()
-    rig = RouterRig(fakes, known, others, config)
+    rig = RouterRig(fakes, known, others, config, make_path)
     await rig.router.start()
     try:
         await scenario(rig)

@@ -1,0 +1,87 @@
+"""The answer that Envoy passes on, as its picker sees it: who gives it, the first token, usage, the end."""
+
+from typing import TYPE_CHECKING
+
+from router.proxy.answer import DONE_PATHS
+from router.proxy.booked import Booked
+from router.proxy.service import Service
+from router.proxy.stream_watch import JsonWatch, StreamWatch
+from router.routing.retry import Failure, failure_of_status
+
+if TYPE_CHECKING:
+    from router.endpoint_picker.pick import Pick
+
+WANTED = frozenset({b":status", b"content-type", b"content-encoding", b"retry-after"})
+
+
+class ServedAnswer:
+    """One answer from its head on. ``booked`` is settled when it is over."""
+
+    def __init__(self, service: Service, pick: "Pick", booked: Booked, fields: dict[bytes, bytes]) -> None:
+        """``fields``: the ``WANTED`` ones of its head."""
+        self._service = service
+        self._pick = pick
+        self._booked = booked
+        status = fields.get(b":status", b"")
+        self.status = int(status) if status.isdigit() else 0
+        self._watch: StreamWatch | JsonWatch | None = None
+        self._ends_marked = False
+        self._ttft_s: float | None = None
+        now = service.clock()
+        service.counters.first_byte_s.add(now - pick.started_at)
+        if self.status >= 400:
+            failure = failure_of_status(self.status, retry_after=b"retry-after" in fields)
+            if failure is None:
+                booked.refused(now)
+            else:
+                booked.failed(now, failure)
+        elif fields.get(b"content-encoding", b"identity") == b"identity":
+            stream = fields.get(b"content-type", b"").startswith(b"text/event-stream")
+            self._watch = StreamWatch() if stream else JsonWatch()
+            self._ends_marked = stream and pick.head.path in DONE_PATHS
+
+    def continued(self, body: bytes) -> None:
+        """More of its body."""
+        watch, booked = self._watch, self._booked
+        now = self._service.clock()
+        booked.progressed(now)
+        if watch is None or not body:
+            return
+        watch.pieces.append(body)
+        watch.grew(len(body))
+        if watch.first_token and self._ttft_s is None and self._pick.prompt.stream:
+            self._ttft_s = now - self._pick.started_at
+            self._service.counters.ttft_s.add(self._ttft_s)
+            if self._pick.row is not None:
+                self._pick.row.ttft_s = self._ttft_s
+            if self._pick.admission is not None:
+                self._pick.admission.first_token(self._ttft_s)
+            booked.first_token(now)
+
+    def complete(self) -> None:
+        """Its last byte went by."""
+        service, pick, booked, watch = self._service, self._pick, self._booked, self._watch
+        now = service.clock()
+        if self._ends_marked and isinstance(watch, StreamWatch) and not watch.ended_properly:
+            service.counters.broken_streams += 1
+            service.failures.log(
+                "answer to %s broke off on replica %s: its stream ended without a mark of its end",
+                pick.request_id.decode(),
+                booked.name,
+            )
+            booked.failed(now, Failure.BROKEN)
+            return
+        if not booked.booked:
+            return
+        usage = None if watch is None else watch.usage()
+        booked.finished(now, usage)
+        if usage is not None:
+            service.count_usage(usage)
+            if pick.admission is not None:
+                pick.admission.used(usage, now)
+        if service.request_log is not None:
+            matched = booked.decision.matched_tokens
+            service.request_log.answered(
+                pick.head, pick.body, pick.prompt, booked.name, matched, usage, self._ttft_s
+            )
+        service.send_released(now)

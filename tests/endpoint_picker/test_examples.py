@@ -1,0 +1,62 @@
+"""configs/envoy fits together: Envoy, picker and replicas meet; in Kubernetes names, probes and times do."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from router.config import load_config, parse_config
+from router.endpoint_picker.endpoint_picker import LIVENESS, READINESS
+from router.endpoint_picker.endpoints import endpoint_of
+from tests.fakes.envoy import CONFIG, Config, cluster_of, filter_of
+
+FOLDER = CONFIG.parent
+
+
+def endpoints(cluster: Config) -> list[str]:
+    (locality,) = cluster["load_assignment"]["endpoints"]
+    hosts = [one["endpoint"]["address"]["socket_address"] for one in locality["lb_endpoints"]]
+    return [f"{host['address']}:{host['port_value']}" for host in hosts]
+
+
+def test_envoy_and_picker_meet_and_have_the_same_replicas() -> None:
+    envoy, picker = yaml.safe_load(CONFIG.read_text()), load_config(FOLDER / "picker.yaml")
+    assert endpoints(cluster_of(envoy, "picker")) == [picker.listen]
+    assert endpoints(cluster_of(envoy, "replicas")) == [endpoint_of(one.url) for one in picker.replicas]
+    (check,) = cluster_of(envoy, "picker")["health_checks"]
+    assert check["grpc_health_check"]["service_name"] in READINESS
+    assert float(filter_of(envoy)["message_timeout"].rstrip("s")) > picker.hold.max_wait_s
+    (listener,) = envoy["static_resources"]["listeners"]
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    (route,) = manager["route_config"]["virtual_hosts"][0]["routes"]
+    assert route["route"]["retry_policy"]["num_retries"] == picker.retries.attempts - 1
+
+
+@pytest.fixture(scope="module")
+def objects() -> dict[str, Any]:
+    return {one["kind"]: one for one in yaml.safe_load_all(Path(FOLDER / "kubernetes.yaml").read_text())}
+
+
+def test_in_kubernetes_the_pool_names_the_pickers(objects: dict[str, Any]) -> None:
+    config = parse_config(yaml.safe_load(objects["ConfigMap"]["data"]["picker.yaml"]), "picker.yaml")
+    pod = objects["Deployment"]["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    (port,) = container["ports"]
+    (service_port,) = objects["Service"]["spec"]["ports"]
+    reference = objects["InferencePool"]["spec"]["endpointPickerRef"]
+    assert config.listen.rpartition(":")[2] == str(port["containerPort"])
+    assert service_port["targetPort"] == port["name"]
+    assert objects["Service"]["spec"]["selector"] == pod["metadata"]["labels"]
+    assert (reference["name"], reference["port"]["number"]) == (
+        objects["Service"]["metadata"]["name"],
+        service_port["port"],
+    )
+    (rule,) = objects["HTTPRoute"]["spec"]["rules"]
+    assert rule["backendRefs"][0]["name"] == objects["InferencePool"]["metadata"]["name"]
+    assert container["livenessProbe"]["grpc"] == {"port": port["containerPort"], "service": LIVENESS[1]}
+    assert container["readinessProbe"]["grpc"] == {"port": port["containerPort"], "service": READINESS[0]}
+    wait_s = config.shutdown_delay_s + config.shutdown_timeout_s
+    assert pod["spec"]["terminationGracePeriodSeconds"] > wait_s
+    (mount,) = container["volumeMounts"]
+    assert container["args"] == ["endpoint-picker", f"{mount['mountPath']}/picker.yaml"]
