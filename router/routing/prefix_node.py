@@ -1,0 +1,137 @@
+"""A run of blocks in the prefix index's tree, and who holds it: as few bytes as possible.
+
+Most nodes are the unshared ends of prompts, held by one replica: there may be a million of them. So a node is
+itself the hold of its first holder; only holds of others are objects of their own. Each replica's holds are
+linked in the order of their last use. What a prompt uses is linked tail first, so a hold is always older than
+the holds of the nodes above it: the oldest one is a leaf of what its replica holds, and no heap is needed.
+
+::
+
+    oldest <-> [chat A: turn 3] <-> [chat A: turns 1-2] <-> [system prompt] <-> newest, then around
+"""
+
+from array import array
+from typing import Final, Optional
+
+
+class Hold:
+    """One replica's, in the ring of its holds. One of no node is the ring's end: between newest and oldest.
+
+    >>> ring, a, b = Hold(0), Hold(0), Hold(0)
+    >>> ring.older = ring.newer = ring
+    >>> a.link(ring), b.link(ring), ring.newer is a, ring.older is b
+    (None, None, True, True)
+    >>> a.unlink(), a.link(b), ring.newer is a, b.unlink(), ring.older is a
+    (None, None, True, None, True)
+    """
+
+    __slots__ = ("newer", "older", "replica")
+
+    newer: "Hold"
+    older: "Hold"
+
+    def __init__(self, replica: int) -> None:
+        self.replica = replica
+
+    def link(self, newer: "Hold") -> None:
+        """Stand just below ``newer``."""
+        older = newer.older
+        older.newer = newer.older = self
+        self.older = older
+        self.newer = newer
+
+    def unlink(self) -> None:
+        """Leave the ring."""
+        self.older.newer = self.newer
+        self.newer.older = self.older
+
+
+class Node(Hold):
+    """A run of blocks, and the hold of its first holder, ``replica``."""
+
+    __slots__ = ("children", "keys", "mask", "others", "parent", "start")
+
+    def __init__(self, replica: int, keys: "array[int]", start: int, parent: Optional["Node"]) -> None:
+        self.replica = replica
+        self.keys = keys
+        self.start = start
+        """Blocks before this node."""
+        self.parent = parent
+        self.children = NO_CHILDREN
+        """By their first key."""
+        self.mask = 0
+        """All holders as bits."""
+        self.others: list[OtherHold] | None = None
+        """Holds of all but the first holder, in the order of their replicas."""
+
+    @property
+    def stop(self) -> int:
+        """Blocks up to the end of this node."""
+        return self.start + len(self.keys)
+
+    def add_child(self, child: "Node") -> None:
+        """``child`` follows."""
+        if self.children is NO_CHILDREN:
+            self.children = {}
+        self.children[child.keys[0]] = child
+
+    def drop_child(self, child: "Node") -> None:
+        """``child`` follows no longer."""
+        del self.children[child.keys[0]]
+        if not self.children:
+            self.children = NO_CHILDREN
+
+    def hold(self, replica: int, bit: int) -> Hold:
+        """The hold of ``replica``, which has one; ``bit`` is ``1 << replica``."""
+        if self.replica == replica or self.others is None:
+            return self
+        return self.others[self._place(replica, bit)]
+
+    def _place(self, replica: int, bit: int) -> int:
+        """Where among the others ``replica`` stands: after those of lower index."""
+        return (self.mask & (bit - 1)).bit_count() - (self.replica < replica)
+
+    def new_hold(self, replica: int, bit: int) -> Hold:
+        """``replica`` holds it, too: its hold, to be linked."""
+        if not self.mask:
+            self.mask = bit
+            self.replica = replica
+            return self
+        hold = OtherHold(replica, self)
+        if self.others is None:
+            self.others = [hold]
+        else:
+            self.others.insert(self._place(replica, bit), hold)
+        self.mask |= bit
+        return hold
+
+    def release(self, replica: int, bit: int) -> None:
+        """``replica`` holds it no longer."""
+        others = self.others
+        if self.replica != replica:
+            assert others is not None
+            others.pop(self._place(replica, bit)).unlink()
+        else:
+            self.unlink()
+            if others is not None:  # another one becomes the first holder
+                hold = others.pop()
+                self.replica = hold.replica
+                self.link(hold)
+                hold.unlink()
+        self.mask ^= bit
+        if not others:
+            self.others = None
+
+
+class OtherHold(Hold):
+    """A hold of a node's second or later holder."""
+
+    __slots__ = ("node",)
+
+    def __init__(self, replica: int, node: Node) -> None:
+        self.replica = replica
+        self.node = node
+
+
+NO_CHILDREN: Final[dict[int, Node]] = {}
+"""Every leaf's; never added to."""
