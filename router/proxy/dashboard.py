@@ -1,4 +1,7 @@
-"""``GET /dashboard``: one page, everything inline; it asks ``/fleet`` and ``/explain`` of the same port."""
+"""``GET /dashboard``: one page, everything inline, put together at the start from ``dashboard_page/``.
+
+It asks ``/fleet``, ``/decisions``, ``/prefixes`` and ``/explain`` of the same port.
+"""
 
 import re
 from base64 import b64encode
@@ -8,6 +11,16 @@ from importlib.resources import files
 from aiohttp import web
 
 PATH = "/dashboard"
+SCRIPTS = ("values", "elements", "replicas", "traffic", "decisions", "tenants", "live")
+"""In this order: each uses what stands in those before it."""
+
+
+def _page() -> str:
+    folder = files("router.proxy").joinpath("dashboard_page")
+    script = "".join(folder.joinpath(f"{name}.js").read_text("utf-8") for name in SCRIPTS)
+    page = folder.joinpath("page.html").read_text("utf-8")
+    page = page.replace("{{style}}", folder.joinpath("page.css").read_text("utf-8"))
+    return page.replace("{{script}}", f'"use strict";\n{script}')
 
 
 def _content_security_policy(page: str) -> str:
@@ -37,7 +50,7 @@ def _content_security_policy(page: str) -> str:
 
 def add_dashboard(app: web.Application) -> None:
     """Serve the page on ``app``. It holds no data, so it needs no key; what it asks for does."""
-    page = files("router.proxy").joinpath("dashboard.html").read_text("utf-8")
+    page = _page()
     headers = {
         "content-security-policy": _content_security_policy(page),
         "referrer-policy": "no-referrer",

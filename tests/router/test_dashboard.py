@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 from router.proxy.traffic_report import replica_traffic, traffic_state
@@ -10,6 +11,7 @@ from tests.fakes.fake_replica import DONE_EVENT, LAST_CHUNK, STREAM_HEAD, Hang, 
 from tests.fakes.proxy_rig import CHAT_STREAM, until
 from tests.fakes.router_rig import RouterRig, with_router
 
+ALERTS = (Path(__file__).parents[2] / "configs/prometheus/alerts.yml").read_text().split()
 HOSTILE = "<img src=x onerror='window.owned=1'><script>window.owned=1</script>"
 USAGE = {"prompt_tokens": 1_000, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 750}}
 ANSWER = [
@@ -60,7 +62,7 @@ def test_shows_live_figures_and_what_replicas_are_called_as_text() -> None:
             client = await rig.client()
             await client.post(CHAT_STREAM)
             await page.until("document.getElementById('figure-flight').innerText.includes('1')")
-            assert (await _row(page, "r0"))["Decoding"] == "1"
+            assert (await _row(page, "r0"))["In flight"] == "10 queued, 1 decoding"
             client.leave()
             await page.until("document.getElementById('figure-left').innerText.includes('1')")
 
@@ -141,6 +143,140 @@ def test_asks_for_the_key_once_and_keeps_it_nowhere() -> None:
     with_router(scenario, keys={"public": ["sk-new"], "admin": ["sk-admin"]})
 
 
+TENANTS = [
+    {
+        "name": name,
+        "namespace": name,
+        "weight": weight,
+        "limits": {"requests_per_s": 10.0, "tokens_per_s": None, "concurrent": 8, "share": 0.5},
+        "in_flight": 2,
+        "held": 1,
+        "requests": 20,
+        "charged_tokens": 5_000,
+        "statuses": {"200": 17, "429": 3},
+        "turned_away": {"tenant_rate": 3},
+        "prompt_tokens": 4_000,
+        "cached_tokens": 1_000,
+        "output_tokens": 70,
+        "ttft_mean_ms": 120.0,
+        "fleet": {"in_flight": 6, "requests": 40, "charged_tokens": 9_000},
+    }
+    for name, weight in (("search", 1.0), ("<b>chat</b>", 2.0))
+]
+"""As ``/fleet`` has them."""
+
+TOO_WIDE = (
+    "[document.documentElement, ...document.querySelectorAll('.scroll')]"
+    ".filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.innerText)"
+)
+CARDS = """((body) => [...document.querySelectorAll(`${body} tr`)].map((row) =>
+    Object.fromEntries([...row.children].map((one) => [one.dataset.label, one.textContent]))))"""
+
+
+async def _cards(page: Page, body: str) -> list[dict[str, str]]:
+    """The rows of a table, each label by label."""
+    rows: list[dict[str, str]] = await page.evaluate(f"{CARDS}({json.dumps(body)})")
+    return rows
+
+
+@needs_chromium
+def test_decisions_stream_by_with_reason_saved_ms_and_outcome_and_can_be_filtered() -> None:
+    async def scenario(rig: RouterRig) -> None:
+        rig.replicas[0].default = rig.replicas[1].default = ANSWER
+        async with chromium(_url(rig)) as page:
+            await page.until("document.querySelectorAll('#replicas tr').length === 2")
+            for name in ("one", "two", "three"):
+                body = {**CHAT_STREAM, "messages": [{"role": "user", "content": "word " * 2_000 + name}]}
+                assert (await rig.ask(body, x_request_id=name)).status == 200
+            await page.until("document.querySelectorAll('#decisions tr').length === 3")
+            latest, _, first = await _cards(page, "#decisions")
+            assert first["When, request"].endswith("one") and first["Reason"] == "cold"
+            assert (latest["Reason"], latest["Replica"]) == ("warm", first["Replica"])
+            assert float(latest["Saved ms"].replace(",", "")) > 0 and "cached there" in latest["Why"]
+            assert latest["Outcome"].startswith("● 200first token")
+            await page.evaluate("document.getElementById('decision-filter').focus()")
+            await page.type("two")
+            await page.until("document.querySelectorAll('#decisions tr').length === 1")
+            await page.evaluate(
+                "byId('decision-filter').value = ''; byId('reason').value = 'cold';"
+                "byId('reason').dispatchEvent(new Event('input'))"
+            )
+            (only,) = await _cards(page, "#decisions")
+            assert only["When, request"].endswith("one")
+            await page.until("document.querySelectorAll('#prefixes tr').length === 1")
+            (prefix,) = await _cards(page, "#prefixes")
+            await page.size(360, 740)
+            assert await page.evaluate(TOO_WIDE) == []
+            assert prefix["Requests"] == "3100.0%" and prefix["Cached on"] == first["Replica"].removesuffix(
+                "m"
+            )
+            assert not page.problems
+
+    with_router(scenario, replicas=2, policy={"kind": "predicted_finish"})
+
+
+@needs_chromium
+def test_what_needs_attention_stands_first_and_names_its_alert() -> None:
+    async def scenario(rig: RouterRig) -> None:
+        async with chromium(_url(rig)) as page:
+            await page.until("document.getElementById('attention').innerText.includes('Nothing needs')")
+            await rig.replicas[0].kill()
+            await page.until("document.getElementById('attention').innerText.includes('r0 is ejected')")
+            assert "WarmrouteReplicaEjected" in await page.text("#attention")
+            rig.router.fleet.drained(1, 0.0, on=True)
+            await page.until(
+                "document.getElementById('attention').innerText.includes('no replica may take work')"
+            )
+            await page.evaluate(
+                "byId('wellness').value = 'unwell'; byId('wellness').dispatchEvent(new Event('input'))"
+            )
+            assert len(await _cards(page, "#replicas")) == 2
+            rig.router.fleet.drained(1, 0.0, on=False)
+            await page.until("document.querySelectorAll('#replicas tr').length === 1")
+            assert "no replica" not in await page.text("#attention")
+            told = set(re.findall(r"Warmroute\w+", await page.evaluate("problems.toString()")))
+            assert told <= set(ALERTS), told - set(ALERTS)
+
+    with_router(scenario, replicas=2)
+
+
+@needs_chromium
+def test_tenants_are_shown_where_there_are_some() -> None:
+    async def scenario(rig: RouterRig) -> None:
+        async with chromium(_url(rig)) as page:
+            await page.until("document.querySelectorAll('#replicas tr').length === 1")
+            assert await page.evaluate("byId('tenants-part').hidden && byId('to-tenants').hidden")
+            await page.evaluate(f"drawTenants({json.dumps(TENANTS)})")
+            plain, hostile = await _cards(page, "#tenants")
+            assert plain["In flight"] == "6of 8, 50.0% of it here; 1 held here"
+            assert plain["Hit share"].startswith("25.0%") and plain["TTFT mean"].startswith("120 ms")
+            assert plain["Tokens/s"].endswith("no limit") and plain["Turned away"] == "3tenant_rate 3"
+            assert hostile["Tenant"] == "<b>chat</b>weight 2.0"
+
+    with_router(scenario)
+
+
+@needs_chromium
+def test_every_part_is_reached_by_the_keyboard() -> None:
+    async def scenario(rig: RouterRig) -> None:
+        async with chromium(_url(rig)) as page:
+            await page.until("document.querySelectorAll('#replicas tr').length === 1")
+            wanted = "button, input, select, textarea, a[href], [tabindex='0']"
+            wanted = f"[...document.querySelectorAll(`{wanted}`)].filter((one) => one.checkVisibility())"
+            await page.evaluate(
+                f"window.wanted = {wanted}; window.met = new Set(); document.activeElement.blur()"
+            )
+            count = await page.evaluate("wanted.length")
+            for _ in range(count + 5):
+                await page.press("Tab")
+                await page.evaluate("met.add(document.activeElement)")
+            assert (
+                await page.evaluate("wanted.filter((one) => !met.has(one)).map((one) => one.outerHTML)") == []
+            )
+
+    with_router(scenario)
+
+
 @needs_chromium
 def test_fits_a_phone_sorts_filters_and_carries_a_large_fleet() -> None:
     others = [
@@ -161,12 +297,10 @@ def test_fits_a_phone_sorts_filters_and_carries_a_large_fleet() -> None:
             await page.evaluate("document.getElementById('filter').focus()")
             await page.type("replica-25")
             await page.until("document.querySelectorAll('#replicas tr').length === 6")
+            await page.evaluate("drawTenants(TENANTS)".replace("TENANTS", json.dumps(TENANTS)))
             for dark in (False, True):
                 await page.size(360, 740, dark=dark)
-                overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-                assert await page.evaluate(overflow) <= 0
-                box = "document.querySelector('#replicas').parentElement.parentElement"
-                assert await page.evaluate(f"{box}.scrollWidth - {box}.clientWidth") <= 0
+                assert await page.evaluate(TOO_WIDE) == []
             assert not page.problems
 
     with_router(scenario, others=others, health={"interval_s": 5.0})
