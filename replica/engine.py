@@ -57,7 +57,6 @@ class Engine:
             model,
             blocks=cache.blocks,
             block_size=cache.block_size,
-            max_batched_tokens=limits.max_batched_tokens,
             batch_invariant=limits.batch_invariant,
         )
         self._scheduler = Scheduler(cache, limits.scheduler_limits(cache.block_size))

@@ -22,14 +22,11 @@ class ModelRunner:
         *,
         blocks: int,
         block_size: int,
-        max_batched_tokens: int,
         batch_invariant: bool = False,
     ) -> None:
         dtype = model.weights.embedding.dtype
         self.kv = PagedKv(model.shape, blocks, block_size, dtype)
-        self._decoder = Decoder(
-            model.shape, model.weights, self.kv, max_batched_tokens, batch_invariant=batch_invariant
-        )
+        self._decoder = Decoder(model.shape, model.weights, self.kv, batch_invariant=batch_invariant)
         self._dtype = dtype
         self._batch_invariant = batch_invariant
 

@@ -27,8 +27,12 @@ class DecodeGroup:
     stop: int
     blocks: torch.Tensor
     """[rows * blocks per row]; padding repeats the row's last block and is masked."""
-    mask: torch.Tensor
-    """[rows, 1, 1, context], 0 or -inf, added to the scores."""
+    context: int
+    """Keys each row is given; those past its own length are masked."""
+    lengths: torch.Tensor
+    """[rows]: keys each row may see without a window."""
+    mask: torch.Tensor | None
+    """[rows, 1, 1, context], 0 or -inf, added to the scores; None when every row sees all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,23 +125,28 @@ def _decode_groups(
             padded = following * (index + 2 - first)
             if padded - used - following <= PADDING_SHARE * padded:
                 continue
-        groups.append(_decode_group(singles[first : index + 1], first, count, block_size, dtype))
+        group = singles[first : index + 1]
+        groups.append(_decode_group(group, first, count, block_size, dtype, padded=unit > 1))
         first, used = index + 1, 0
     return tuple(groups)
 
 
 def _decode_group(
-    rows: Row[Work], first: int, blocks_per_row: int, block_size: int, dtype: torch.dtype
+    rows: Row[Work], first: int, blocks_per_row: int, block_size: int, dtype: torch.dtype, *, padded: bool
 ) -> DecodeGroup:
     blocks: list[int] = []
     for row in rows:
         table = row.sequence.block_table[: row.start // block_size + 1]
         blocks += _padded(table, blocks_per_row)
-    context = blocks_per_row * block_size
+    longest = rows[-1].start + 1
+    context = blocks_per_row * block_size if padded else longest
     lengths = torch.tensor([row.start + 1 for row in rows])
-    mask = torch.zeros(len(rows), 1, 1, context, dtype=dtype)
-    mask.masked_fill_(torch.arange(context) >= lengths[:, None, None, None], float("-inf"))
-    return DecodeGroup(first, first + len(rows), torch.tensor(blocks, dtype=torch.int64), mask)
+    mask = None
+    if padded or rows[0].start + 1 < longest:
+        mask = torch.zeros(len(rows), 1, 1, context, dtype=dtype)
+        mask.masked_fill_(torch.arange(context) >= lengths[:, None, None, None], float("-inf"))
+    tables = torch.tensor(blocks, dtype=torch.int64)
+    return DecodeGroup(first, first + len(rows), tables, context, lengths, mask)
 
 
 def _padded(table: list[int], unit: int) -> list[int]:

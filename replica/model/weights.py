@@ -5,6 +5,7 @@ from typing import Protocol
 
 import torch
 
+from replica.model.matrix import Matrix, matrix
 from replica.model.shape import ModelError, ModelShape
 
 
@@ -17,28 +18,28 @@ class TensorSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. Matrices are [out, in]; the rows of ``qkv`` are Q heads, K heads, V heads."""
+    """One decoder layer. The outputs of ``qkv`` are Q heads, K heads, V heads."""
 
     attention_norm: torch.Tensor
-    qkv: torch.Tensor
+    qkv: Matrix
     qkv_bias: torch.Tensor | None
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    output: torch.Tensor
+    output: Matrix
     output_bias: torch.Tensor | None
     ffn_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Matrix
+    down: Matrix
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All weights of a model; ``head`` is the embedding itself when they are tied."""
+    """All weights of a model; ``head`` is made of the embedding when they are tied."""
 
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
     norm: torch.Tensor
-    head: torch.Tensor
+    head: Matrix
 
 
 def assemble(source: TensorSource, shape: ModelShape, dtype: torch.dtype) -> Weights:
@@ -78,26 +79,30 @@ def assemble(source: TensorSource, shape: ModelShape, dtype: torch.dtype) -> Wei
             k_norm = rotated("k_norm.weight", shape.head_dim, 1)
         return LayerWeights(
             attention_norm=read(f"{prefix}.input_layernorm.weight", shape.hidden),
-            qkv=torch.cat(
-                [
-                    rotated("q_proj.weight", q_rows, shape.heads, shape.hidden),
-                    rotated("k_proj.weight", kv_rows, shape.kv_heads, shape.hidden),
-                    read(f"{attention}.v_proj.weight", kv_rows, shape.hidden),
-                ]
+            qkv=matrix(
+                torch.cat(
+                    [
+                        rotated("q_proj.weight", q_rows, shape.heads, shape.hidden),
+                        rotated("k_proj.weight", kv_rows, shape.kv_heads, shape.hidden),
+                        read(f"{attention}.v_proj.weight", kv_rows, shape.hidden),
+                    ]
+                )
             ),
             qkv_bias=qkv_bias,
             q_norm=q_norm,
             k_norm=k_norm,
-            output=read(f"{attention}.o_proj.weight", shape.hidden, q_rows),
+            output=matrix(read(f"{attention}.o_proj.weight", shape.hidden, q_rows)),
             output_bias=output_bias,
             ffn_norm=read(f"{prefix}.post_attention_layernorm.weight", shape.hidden),
-            gate_up=torch.cat(
-                [
-                    read(f"{prefix}.mlp.gate_proj.weight", shape.ffn, shape.hidden),
-                    read(f"{prefix}.mlp.up_proj.weight", shape.ffn, shape.hidden),
-                ]
+            gate_up=matrix(
+                torch.cat(
+                    [
+                        read(f"{prefix}.mlp.gate_proj.weight", shape.ffn, shape.hidden),
+                        read(f"{prefix}.mlp.up_proj.weight", shape.ffn, shape.hidden),
+                    ]
+                )
             ),
-            down=read(f"{prefix}.mlp.down_proj.weight", shape.hidden, shape.ffn),
+            down=matrix(read(f"{prefix}.mlp.down_proj.weight", shape.hidden, shape.ffn)),
         )
 
     with torch.inference_mode():
@@ -106,7 +111,9 @@ def assemble(source: TensorSource, shape: ModelShape, dtype: torch.dtype) -> Wei
             embedding=embedding,
             layers=tuple(layer(number) for number in range(shape.layers)),
             norm=read("model.norm.weight", shape.hidden),
-            head=embedding if shape.tied_embeddings else read("lm_head.weight", shape.vocab, shape.hidden),
+            head=matrix(
+                embedding if shape.tied_embeddings else read("lm_head.weight", shape.vocab, shape.hidden)
+            ),
         )
 
 

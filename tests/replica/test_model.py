@@ -130,7 +130,7 @@ def test_every_family_computes_the_logits_that_transformers_does(name: str, tmp_
     with torch.inference_mode():
         expected = reference(torch.tensor([tokens])).logits[0, -1]
     for block_size in (16, 5, 100):
-        runner = ModelRunner(model, blocks=40, block_size=block_size, max_batched_tokens=150)
+        runner = ModelRunner(model, blocks=40, block_size=block_size)
         for chunk in (150, 40, 1):
             logits = _logits(runner, tokens, chunk, 3, block_size)
             torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
@@ -144,17 +144,14 @@ def test_a_window_changes_the_result(tmp_path: Path) -> None:
     whole = replace(windowed, shape=replace(windowed.shape, windows=(None, None)))
     tokens = [(13 * i + 1) % 256 for i in range(100)]
     results = [
-        _logits(ModelRunner(model, blocks=8, block_size=16, max_batched_tokens=128), tokens, 100, 0)
-        for model in (windowed, whole)
+        _logits(ModelRunner(model, blocks=8, block_size=16), tokens, 100, 0) for model in (windowed, whole)
     ]
     assert not torch.allclose(results[0], results[1], atol=0.1)
 
 
 @pytest.mark.parametrize("invariant", [True, False])
 def test_logits_do_not_depend_on_chunks_or_company(invariant: bool) -> None:
-    runner = ModelRunner(
-        tiny(), blocks=256, block_size=16, max_batched_tokens=1024, batch_invariant=invariant
-    )
+    runner = ModelRunner(tiny(), blocks=256, block_size=16, batch_invariant=invariant)
     tokens = [(37 * i + i // 7) % 256 for i in range(700)]
     others = [Sequence(f"o{i}", [(i + 5 * j) % 256 for j in range(300)], 1) for i in range(9)]
     for index, other in enumerate(others):
@@ -182,9 +179,23 @@ def test_bf16_stays_near_fp32() -> None:
     tokens = list(range(40, 120))
     results = []
     for dtype in ("fp32", "bf16"):
-        runner = ModelRunner(load_model("tiny", dtype), blocks=16, block_size=16, max_batched_tokens=128)
+        runner = ModelRunner(load_model("tiny", dtype), blocks=16, block_size=16)
         results.append(_logits(runner, tokens, 33, 0))
     assert torch.nn.functional.cosine_similarity(results[0], results[1], dim=0) > 0.99
+
+
+@pytest.mark.parametrize("window", [None, 24, 150])
+def test_attention_in_runs_of_queries_is_the_fused_kernels(window: int | None) -> None:
+    """bf16: the fused kernel serves batch_invariant, matrix products the rest."""
+    model = load_model("tiny", "bf16")
+    model = replace(model, shape=replace(model.shape, windows=(window, None)))
+    tokens = [(13 * i + i // 5) % 256 for i in range(300)]
+    for chunk in (300, 130, 2):
+        runs, fused = (
+            _logits(ModelRunner(model, blocks=32, block_size=16, batch_invariant=invariant), tokens, chunk, 0)
+            for invariant in (False, True)
+        )
+        torch.testing.assert_close(runs, fused, atol=0.05 * float(fused.abs().max()), rtol=0)
 
 
 @needs_smollm2

@@ -135,7 +135,7 @@ def test_cached_tokens_are_told_and_reset_forgets_them() -> None:
 
 def test_logprobs_in_both_forms() -> None:
     async def run() -> None:
-        async with replica() as running:
+        async with replica(batch_invariant=True) as running:
             url = running.url + "/v1/chat/completions"
             _, answer = await post(url, CHAT | {"logprobs": True, "top_logprobs": 3})
             (choice,) = answer["choices"]
