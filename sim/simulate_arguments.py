@@ -5,6 +5,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from replica.contract.roofline.gpus import GPUS
+from replica.contract.roofline.model_shapes import MODEL_SHAPES
+from replica.contract.roofline.precisions import PRECISIONS
+from replica.contract.roofline.roofline import Efficiency, RooflineStepTime
 from sim.command_arguments import (
     add_rate_argument,
     add_trace_arguments,
@@ -17,11 +21,7 @@ from sim.fleet_change import FleetChange
 from sim.kv_event_feed import KvEventSettings
 from sim.simulated_replica import ReplicaSettings
 from sim.simulation_settings import SimulationSettings
-from sim.step_time.gpus import GPUS
-from sim.step_time.model_shapes import MODEL_SHAPES
-from sim.step_time.precisions import PRECISIONS
 from sim.step_time.presets import PRESET_BATCHED_TOKENS, PRESETS
-from sim.step_time.roofline import Efficiency, RooflineStepTime
 from sim.step_time.step_time import StepTime
 from sim.two_pools import DecodePoolSettings
 from sim.workload.arrival_process import ArrivalProcess

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from replica.contract.roofline.roofline import Efficiency
 from sim.fidelity.comparison import Figure, compare
 from sim.fidelity.fit import fit_efficiency, simulated
 from sim.fidelity.measured_run import MeasuredRun, MeasuredRunError, read_measured_run
-from sim.step_time.roofline import Efficiency
 
 FIRST_SHARE = 0.5
 """Of a run's requests, those that a fit within one run may see."""

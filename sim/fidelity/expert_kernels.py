@@ -7,7 +7,7 @@ from importlib.resources import files
 from rich import box
 from rich.table import Table
 
-from sim.step_time.roofline import RooflineStepTime
+from replica.contract.roofline.roofline import RooflineStepTime
 
 MODEL, GPU = "qwen3-30b-a3b", "rtx-pro-6000"
 """What the times in ``data/expert_kernels.csv`` were measured with, in bf16."""

@@ -10,10 +10,10 @@ None of them belongs to one GPU, so a fit to one run holds on another.
 from collections.abc import Sequence
 from math import log
 
+from replica.contract.roofline.roofline import Efficiency, RooflineStepTime
 from sim.fidelity.measured_run import MeasuredRun
 from sim.fidelity.rerun import rerun
 from sim.outcome import Outcome
-from sim.step_time.roofline import Efficiency, RooflineStepTime
 from sim.step_time.simplex import Point, minimize
 
 EXPECTED = (

@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 
+from replica.contract.roofline.gpus import GPUS
+from replica.contract.roofline.model_shapes import MODEL_SHAPES
 from sim.outcome import Outcome
-from sim.step_time.gpus import GPUS
-from sim.step_time.model_shapes import MODEL_SHAPES
 
 _GPU_NAMES = {"RTX4090": "rtx-4090", "RTXPRO6000": "rtx-pro-6000", "H100": "h100", "A100": "a100-80g"}
 _NUMBERS = ("input_toks", "output_toks", "arrival_time", "queued_ts", "first_token_ts", "last_token_ts")

@@ -4,12 +4,12 @@ KV of a prefix can be cut at every block. A recurrent state exists only where it
 from the last checkpoint before the place where it leaves what is cached, and computes the rest again.
 """
 
+from replica.contract.roofline.model_shape import RecurrentState
 from sim.plan.config import HybridPlan
 from sim.plan.plan_error import PlanError
 from sim.plan.replica_parts import model_shape
 from sim.plan.replica_sheet import describe, write_replica
 from sim.plan.worksheet import Report, Worksheet
-from sim.step_time.model_shape import RecurrentState
 
 
 def plan_hybrid(plan: HybridPlan) -> Report:

@@ -20,10 +20,10 @@ from pydantic import (
     model_validator,
 )
 
-from sim.step_time.gpus import GPUS
-from sim.step_time.model_shapes import MODEL_SHAPES
-from sim.step_time.precisions import PRECISIONS
-from sim.step_time.roofline import Efficiency
+from replica.contract.roofline.gpus import GPUS
+from replica.contract.roofline.model_shapes import MODEL_SHAPES
+from replica.contract.roofline.precisions import PRECISIONS
+from replica.contract.roofline.roofline import Efficiency
 
 _FITTED = Efficiency()
 

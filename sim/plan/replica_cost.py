@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from replica.batch import Batch
+from replica.contract.roofline.roofline import RooflineStepTime
 from sim.simulated_replica import ReplicaSettings
-from sim.step_time.roofline import RooflineStepTime
 from sim.step_time.step_time import StepTime
 
 

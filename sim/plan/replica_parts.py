@@ -1,9 +1,9 @@
 """The model and the GPU that a plan names, or spells out by their sizes."""
 
+from replica.contract.roofline.gpus import GPUS, Gpu
+from replica.contract.roofline.model_shape import Experts, ModelShape, RecurrentState
+from replica.contract.roofline.model_shapes import MODEL_SHAPES
 from sim.plan.replica_config import GpuSizes, ModelSizes, RooflineReplica
-from sim.step_time.gpus import GPUS, Gpu
-from sim.step_time.model_shape import Experts, ModelShape, RecurrentState
-from sim.step_time.model_shapes import MODEL_SHAPES
 
 
 def model_shape(replica: RooflineReplica) -> ModelShape:

@@ -3,17 +3,19 @@
 The lines are the closed form of the simulator's roofline for steps that are all prefill or all decode.
 """
 
+from replica.contract.roofline.model_shape import ModelShape
+from replica.contract.roofline.precisions import EMBEDDING_BITS, PRECISIONS, Precision
+from replica.contract.roofline.roofline import Efficiency, RooflineStepTime
 from sim.plan.plan_error import PlanError
 from sim.plan.replica_config import RooflineReplica
 from sim.plan.replica_cost import ReplicaCost
 from sim.plan.replica_parts import gpu, model_shape
 from sim.plan.worksheet import Worksheet
-from sim.step_time.model_shape import ModelShape
-from sim.step_time.precisions import EMBEDDING_BITS, PRECISIONS, Precision
-from sim.step_time.roofline import Efficiency, RooflineStepTime
 
 EXPERT_TOKENS = 64
 """Tokens of a decode step when it is asked how many experts it reads."""
+
+_TABLES = "replica/contract/roofline"
 
 
 class RooflineSheet:
@@ -85,7 +87,9 @@ class RooflineSheet:
         sheet.given("vocab", shape.vocab, "", "vocabulary", shape.source)
         sheet.given("linear_b", shape.linear_weights / 1e9, "billion", "weights in layers", shape.source)
         says = f"per weight in layers ({precision.name})"
-        sheet.given("weight_bits", precision.weight_bits, "bits", says, "sim/step_time/precisions.py")
+        sheet.given(
+            "weight_bits", precision.weight_bits, "bits", says, "replica/contract/roofline/precisions.py"
+        )
         sheet.line("linear_gb", "linear_b * weight_bits / 8", "GB", "weights in layers")
         formula = f"vocab * hidden * {EMBEDDING_BITS:g} / 8 / 1000000000"
         sheet.line("output_gb", formula, "GB", "output layer")
@@ -101,7 +105,7 @@ class RooflineSheet:
             "peak_tflops", card.math_per_s[self._precision.math] / 1e12, "TFLOPS", "peak", card.source
         )
         says = "of the peak that large products reach"
-        sheet.given("matmul_share", card.matmul_share, "", says, "sim/step_time/gpus.py")
+        sheet.given("matmul_share", card.matmul_share, "", says, f"{_TABLES}/gpus.py")
         self._given("math_share", "math_share", "", "of that, in the model's products")
         sheet.line("token_gflop", "2 * active_b", "GFLOP/token", "multiply and add per weight")
         work = "token_gflop"
@@ -118,7 +122,7 @@ class RooflineSheet:
         says = "memory bandwidth of one GPU"
         sheet.given("memory_gb_per_s", card.memory_bytes_per_s / 1e9, "GB/s", says, card.source)
         says = "of it that one large read reaches"
-        sheet.given("read_share", card.read_share, "", says, "sim/step_time/gpus.py")
+        sheet.given("read_share", card.read_share, "", says, f"{_TABLES}/gpus.py")
         self._given("bandwidth_share", "bandwidth_share", "", "of that, reading weights")
         says = "norms, rotation and gate read and write (13 hidden + 3 width) a layer, 2 bytes each"
         formula = (

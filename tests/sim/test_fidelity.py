@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 import sim.fidelity
+from replica.contract.roofline.gpus import GPUS
+from replica.contract.roofline.model_shapes import MODEL_SHAPES
+from replica.contract.roofline.roofline import Efficiency
 from sim.fidelity.check import checks, read_measured_runs
 from sim.fidelity.comparison import compare
 from sim.fidelity.expert_kernels import expert_kernels, mean_error
 from sim.fidelity.fit import EXPECTED, fit_efficiency, simulated
 from sim.fidelity.measured_run import MeasuredRun, MeasuredRunError, read_measured_run
-from sim.step_time.gpus import GPUS
-from sim.step_time.model_shapes import MODEL_SHAPES
-from sim.step_time.roofline import Efficiency
 
 DATA = Path(sim.fidelity.__file__).parent / "data"
 
@@ -64,7 +64,7 @@ def test_data_sheets_alone_do_not_carry_over(
     share = Efficiency().bandwidth * GPUS[source.gpu].read_share / GPUS[target.gpu].read_share
     kv_share = Efficiency().kv_bandwidth * GPUS[source.gpu].read_share / GPUS[target.gpu].read_share
     equal = {name: replace(gpu, read_share=GPUS[target.gpu].read_share) for name, gpu in GPUS.items()}
-    monkeypatch.setattr("sim.step_time.roofline.GPUS", equal)
+    monkeypatch.setattr("replica.contract.roofline.roofline.GPUS", equal)
     efficiency = replace(Efficiency(), bandwidth=share, kv_bandwidth=kv_share)
     assert [o.e2e_s for o in simulated(source, efficiency)] == pytest.approx([o.e2e_s for o in here])
     assert not all(figure.within for figure in compare(target.outcomes, simulated(target, efficiency)))

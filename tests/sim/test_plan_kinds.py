@@ -3,8 +3,8 @@
 import pytest
 
 from replica.batch import Batch
+from replica.contract.roofline.roofline import RooflineStepTime
 from sim.plan.plan_error import PlanError
-from sim.step_time.roofline import RooflineStepTime
 from tests.sim.plan_examples import changed, example, report
 
 # Long prompts

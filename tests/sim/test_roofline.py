@@ -6,10 +6,10 @@ from math import inf
 import pytest
 
 from replica.batch import Batch, Work
+from replica.contract.roofline.gpus import GPUS
+from replica.contract.roofline.model_shapes import MODEL_SHAPES
+from replica.contract.roofline.roofline import Efficiency, RooflineStepTime
 from replica.sequence import Sequence
-from sim.step_time.gpus import GPUS
-from sim.step_time.model_shapes import MODEL_SHAPES
-from sim.step_time.roofline import Efficiency, RooflineStepTime
 from sim.step_time.simplex import minimize
 
 PEAK = Efficiency(

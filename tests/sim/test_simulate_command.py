@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import warmroute
-from sim.step_time.roofline import Efficiency, RooflineStepTime
+from replica.contract.roofline.roofline import Efficiency, RooflineStepTime
 from tests.sim.commands import exit_code
 
 FEW = ["simulate", "--requests", "60", "--replicas", "2"]

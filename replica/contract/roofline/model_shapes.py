@@ -6,7 +6,7 @@
 
 from collections.abc import Mapping
 
-from sim.step_time.model_shape import Experts, LatentAttention, ModelShape, RecurrentState
+from replica.contract.roofline.model_shape import Experts, LatentAttention, ModelShape, RecurrentState
 
 
 def _hf(repository: str) -> str:

@@ -14,20 +14,80 @@ another, because they run one after another::
 
 Decode is bound by bytes (weights once per step, KV once per sequence), prefill by math with the quadratic
 attention term, and a mixed step by both. Math and bandwidth are what the GPU was *measured* to reach in large
-products and large reads (``sim/step_time/gpus.py``): cards differ in that, so it has to be known per card if
-figures of one are to hold on another. ``Efficiency`` is what a model's kernels reach of that, and what a step
+products and large reads (``gpus.py``): cards differ in that, so it has to be known per card if figures of one
+are to hold on another. ``Efficiency`` is what a model's kernels reach of that, and what a step
 costs beside them: the same on every card. Its defaults were fitted to measured vLLM runs, ``expert_math`` to
 measured kernels (``sim/fidelity``, docs/simulator.md).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from math import hypot
+from typing import Protocol
 
-from replica.batch import Batch
-from sim.step_time.gpus import GPUS, Gpu
-from sim.step_time.model_shape import ModelShape
-from sim.step_time.model_shapes import MODEL_SHAPES
-from sim.step_time.precisions import EMBEDDING_BITS, PRECISIONS, Precision
+from replica.contract.roofline.gpus import GPUS, Gpu
+from replica.contract.roofline.model_shape import ModelShape
+from replica.contract.roofline.model_shapes import MODEL_SHAPES
+from replica.contract.roofline.precisions import EMBEDDING_BITS, PRECISIONS, Precision
+
+
+class Chunk(Protocol):
+    """Part of one prompt's prefill."""
+
+    @property
+    def start(self) -> int:
+        """Tokens before it."""
+
+    @property
+    def count(self) -> int:
+        """Its tokens."""
+
+    @property
+    def samples(self) -> bool:
+        """The prompt's last: it gives a token."""
+
+
+class Step(Protocol):
+    """What one step computes; ``replica.batch.Batch`` is one, ``PlainStep`` another."""
+
+    @property
+    def decode_sequences(self) -> int:
+        """Sequences that generate one token each."""
+
+    @property
+    def decode_context_tokens(self) -> int:
+        """KV positions those read, together."""
+
+    @property
+    def prefills(self) -> Sequence[Chunk]:
+        """Chunks of prompts."""
+
+    @property
+    def tokens(self) -> int:
+        """Positions computed: one per decode, all of the chunks."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainChunk:
+    """A ``Chunk``: ``count`` tokens after ``start``."""
+
+    start: int
+    count: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlainStep:
+    """A ``Step`` given by its figures."""
+
+    decode_sequences: int = 0
+    decode_context_tokens: int = 0
+    prefills: tuple[PlainChunk, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Positions computed."""
+        return self.decode_sequences + sum(chunk.count for chunk in self.prefills)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +145,12 @@ class RooflineStepTime:
     Llama 3.1 8B in bf16 on one H100: a decode step reads 15 GB of weights, and the KV of what runs.
 
     >>> model = RooflineStepTime.of("llama-3.1-8b", "h100")
-    >>> round(1e3 * model.seconds(Batch((), 1, 1_000, 0)), 2)
+    >>> round(1e3 * model.seconds(PlainStep(1, 1_000)), 2)
     7.3
-    >>> round(1e3 * model.seconds(Batch((), 64, 64_000, 0)), 2)         # 63 more of 131 MB of KV each
+    >>> round(1e3 * model.seconds(PlainStep(64, 64_000)), 2)         # 63 more of 131 MB of KV each
     12.07
     >>> int4 = RooflineStepTime.of("llama-3.1-8b", "h100", "int4")        # weights a quarter, KV as before
-    >>> round(1e3 * int4.seconds(Batch((), 1, 1_000, 0)), 2)
+    >>> round(1e3 * int4.seconds(PlainStep(1, 1_000)), 2)
     3.65
     """
 
@@ -134,7 +194,7 @@ class RooflineStepTime:
             raise ValueError(f"tensor_parallel is {tensor_parallel}; expected 1 or more GPUs")
         return made
 
-    def seconds(self, batch: Batch) -> float:
+    def seconds(self, batch: Step) -> float:
         """Seconds to compute ``batch``."""
         shape, gpu, share = self.shape, self.gpu, self.efficiency
         gpus = self.tensor_parallel * gpu.matmul_share
@@ -200,7 +260,7 @@ class RooflineStepTime:
         width = shape.ffn if experts is None else experts.active * experts.ffn + experts.shared_ffn
         return 2.0 * shape.layers * (13 * shape.hidden + 3 * width)
 
-    def _decode_kv_bytes(self, batch: Batch) -> float:
+    def _decode_kv_bytes(self, batch: Step) -> float:
         """KV and recurrent state that the decodes read; windows as if all contexts were equally long."""
         sequences = batch.decode_sequences
         if not sequences:
