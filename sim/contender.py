@@ -24,12 +24,15 @@ class Contender:
     """The router keeps requests while their replica has enough to prefill."""
     pooled: bool = False
     """All replicas share one cache (``pooled_cache``)."""
+    informed: bool = False
+    """Told what no router is told (``perfect_knowledge``)."""
 
 
 CONTENDERS: Mapping[str, Contender] = {
     **{kind: Contender(kind, make, kind == HOLDING_POLICY) for kind, make in POLICIES.items()},
     **{kind: Contender(kind, make) for kind, make in RIVALS.items()},
     "pooled_cache": Contender("pooled_cache", PooledFinish, holds=True, pooled=True),
+    "perfect_knowledge": Contender("perfect_knowledge", POLICIES[HOLDING_POLICY], holds=True, informed=True),
 }
 
 

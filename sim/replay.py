@@ -19,7 +19,7 @@ from sim.results import Result, Slo, summarize, warmup_end_s
 from sim.workload.arrivals import Arrival, plan_arrivals
 from sim.workload.prompt_text import PromptText
 from sim.workload.text_sessions import Message, TextSessions
-from sim.workload.trace import Trace
+from sim.workload.trace import Trace, TraceRequest
 
 CONNECT_LIMIT_S = 10.0
 START_AFTER_S = 0.2
@@ -170,8 +170,7 @@ class _Sender:
     def _messages(self, position: int) -> list[Message]:
         request = self._plan[position].request
         if self._text is None:
-            prompt = self._words.prompt(request.block_ids, request.prompt_tokens, str(position))
-            return [{"role": "user", "content": prompt}]
+            return made_up_messages(self._words, request, position)
         messages = self._text.messages(position)
         salted = f"[run {self._settings.salt}]\n{messages[0]['content']}"
         return [{"role": messages[0]["role"], "content": salted}, *messages[1:]]
@@ -214,6 +213,12 @@ class _Sender:
             ),
             self._trace.block_tokens,
         )
+
+
+def made_up_messages(words: PromptText, request: TraceRequest, position: int) -> list[Message]:
+    """The prompt of the request at ``position`` in the plan, where a trace tells block ids alone."""
+    prompt = words.prompt(request.block_ids, request.prompt_tokens, str(position))
+    return [{"role": "user", "content": prompt}]
 
 
 def prompt_scale(trace: Trace, max_prompt_tokens: int | None) -> float:

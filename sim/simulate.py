@@ -8,6 +8,7 @@ import gc
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 
 from replica.contract.kv_events import CacheEvent
@@ -24,6 +25,7 @@ from sim.event_queue import EventQueue
 from sim.kv_event_feed import KvEventFeed
 from sim.outcome import Outcome
 from sim.peer_link import PeerLink
+from sim.perfect_knowledge import informed, true_costs
 from sim.pooled_cache import PooledCache, PooledFinish
 from sim.replica_row import CacheEventSink, ReplicaRow
 from sim.results import Result, summarize, warmup_end_s
@@ -31,6 +33,7 @@ from sim.simulated_fleet import SimulatedFleet
 from sim.simulated_replica import ReplicaEvents, ReplicaSettings
 from sim.simulated_router import SimulatedRouter
 from sim.simulation_settings import SimulationSettings
+from sim.step_time.slowed import SlowedStepTime
 from sim.step_time.step_time import cold_prefill_s
 from sim.two_pools import DecodePool
 from sim.workload.arrivals import Arrival, plan_arrivals
@@ -133,11 +136,11 @@ def build(
 
     With KV events, ``tap`` hears of every cache's changes as they happen.
     """
+    if one.informed:
+        settings = informed(settings)
     size, count = trace.block_tokens, settings.routers
     queue = EventQueue()
-    fleets = [
-        _fleet(one, replicas, size, settings, f"{seed} {one.name}" + f" {k}" * (k > 0)) for k in range(count)
-    ]
+    fleets = make_fleets(one, replicas, size, seed, settings)
     lag_s = settings.peer_lag_s
     link = None if count == 1 or lag_s is None else PeerLink(queue, lag_s, fleets)
     events = settings.kv_events
@@ -211,11 +214,21 @@ def _pool(fleets: Sequence[Fleet], settings: SimulationSettings, replicas: int, 
     return pool
 
 
+def make_fleets(
+    one: Contender, replicas: int, block_tokens: int, seed: int, settings: SimulationSettings
+) -> list[Fleet]:
+    """What each router knows and decides with."""
+    return [
+        _fleet(one, replicas, block_tokens, settings, f"{seed} {one.name}" + f" {k}" * (k > 0))
+        for k in range(settings.routers)
+    ]
+
+
 def _fleet(one: Contender, replicas: int, size: int, settings: SimulationSettings, seed: str) -> Fleet:
     exact = settings.kv_events is not None
     blocks = BlockSettings("warmroute", size) if exact else BlockSettings()
     return Fleet(
-        [ReplicaSpec(f"replica-{k}", f"sim://replica-{k}", blocks=blocks) for k in range(replicas)],
+        [_spec(replica, blocks, settings) for replica in range(replicas)],
         one.make(random.Random(seed)),
         FleetSettings(
             slo_ttft_s=settings.slo.ttft_ms / 1e3,
@@ -226,6 +239,15 @@ def _fleet(one: Contender, replicas: int, size: int, settings: SimulationSetting
         layout=UniformLayout(size),
         tokens_per_unit=1.0,
     )
+
+
+def _spec(replica: int, blocks: BlockSettings, settings: SimulationSettings) -> ReplicaSpec:
+    spec = ReplicaSpec(f"replica-{replica}", f"sim://replica-{replica}", blocks=blocks)
+    if not settings.true_costs:
+        return spec
+    own = settings.replica_settings(replica)
+    prefill, decode = true_costs(SlowedStepTime(settings.step_time, own.slowdown), own.max_batched_tokens)
+    return replace(spec, prefill=prefill, decode=decode)
 
 
 def _prompt_maker(size: int, settings: SimulationSettings) -> Callable[[Arrival], Prompt]:

@@ -43,6 +43,8 @@ class SimulationSettings:
     """``None``: no events, the router mirrors what it sent."""
     tell_max_tokens: bool = False
     """Requests tell how long their answer will be (``max_tokens``), exactly."""
+    true_costs: bool = False
+    """Routers know from the start what prefill and decode cost on each replica."""
     decode_pool: DecodePoolSettings | None = None
     """``None``: every replica prefills and decodes."""
 

@@ -14,6 +14,7 @@ from sim.bench.load import LoadError, wrk_path
 from sim.bench.overhead import OverheadPlan, RouterCost, measure_overhead
 from sim.bench.overhead_report import as_json, cost_table, ratio_table
 from sim.bench.process_cpu import available
+from sim.bench.rivals_argument import add_rivals_argument
 from sim.bench.routers import Absent, find_rivals, ours
 from sim.command_arguments import number, whole_number
 from sim.demo.processes import ChildError, ChildProcesses, free_ports
@@ -24,7 +25,8 @@ MOCK_LIMIT_S = 20.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments, beside ``--rivals``."""
+    """The command's arguments."""
+    add_rivals_argument(parser)
     plan = OverheadPlan()
     parser.add_argument(
         "--sizes",

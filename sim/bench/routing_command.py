@@ -6,6 +6,7 @@ import sys
 import orjson
 import uvloop
 
+from sim.bench.rivals_argument import add_rivals_argument
 from sim.bench.routers import Absent, find_rivals, ours
 from sim.bench.routing import RoutingPlan, measure_routing, scaled
 from sim.command_arguments import add_rate_argument, add_trace_arguments, number, slo_of, whole_number
@@ -18,7 +19,8 @@ from sim.workload.trace import Trace, TraceError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments, beside ``--rivals``."""
+    """The command's arguments."""
+    add_rivals_argument(parser)
     plan = RoutingPlan()
     add_trace_arguments(parser)
     add_rate_argument(parser, default=plan.rate)

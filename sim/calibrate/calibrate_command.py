@@ -122,11 +122,11 @@ def fragment(url: str, prefill: PrefillCost, decode: DecodeCost) -> str:
           decode_us_per_sequence: 60
     """
     lines = ["replicas:", f"  - url: {url}", "    cost:"]
-    lines += [f"      {name}: {value:g}" for name, value in _cost_keys(prefill, decode).items()]
+    lines += [f"      {name}: {value:g}" for name, value in cost_keys(prefill, decode).items()]
     return "\n".join(lines)
 
 
-def _cost_keys(prefill: PrefillCost, decode: DecodeCost) -> dict[str, float]:
+def cost_keys(prefill: PrefillCost, decode: DecodeCost) -> dict[str, float]:
     """The keys of ``cost`` in the router's config, with as many digits as a measurement can mean."""
     values = {
         "prefill_fixed_ms": 1e3 * prefill.fixed_s,
@@ -182,7 +182,7 @@ def _json(
 ) -> dict[str, Any]:
     return {
         "url": url,
-        "cost": _cost_keys(prefill, decode),
+        "cost": cost_keys(prefill, decode),
         "prefill_error": {"mean": prefill_error.mean, "worst": prefill_error.worst},
         "decode_error": {"mean": decode_error.mean, "worst": decode_error.worst},
         "prefill": [

@@ -42,6 +42,7 @@ class PromptText:
     def __init__(
         self, block_tokens: int, *, salt: str, characters_per_token: float = 4.0, scale: float = 1.0
     ) -> None:
+        self.characters_per_token = characters_per_token
         self._block_tokens = block_tokens
         self._salt = salt
         self._characters = characters_per_token * scale
