@@ -33,6 +33,8 @@ class ReplaySettings:
     url: str
     model: str
     salt: str
+    other_urls: tuple[str, ...] = ()
+    """More routers of the same fleet: requests go to ``url`` and these in turn."""
     headers: Mapping[str, str] | None = None
     """Sent with every request."""
     speed: float = 1.0
@@ -106,7 +108,9 @@ class _Sender:
             characters_per_token=settings.characters_per_token,
             scale=prompt_scale(trace, settings.max_prompt_tokens),
         )
-        self._url = settings.url.rstrip("/") + "/v1/chat/completions"
+        self._urls = [
+            f"{url.rstrip('/')}/v1/chat/completions" for url in (settings.url, *settings.other_urls)
+        ]
         self._answers: list[tuple[float, float, Answer] | None] = [None] * len(self._plan)
         """(sent, how late, what came back) by position."""
         self._done = 0
@@ -138,7 +142,7 @@ class _Sender:
         at: int | None = position
         while at is not None:
             sent_s = time.perf_counter()
-            answer = await stream_request(self._session, self._url, body)
+            answer = await stream_request(self._session, self._urls[at % len(self._urls)], body)
             self._answers[at] = (sent_s - self._start_s, sent_s - due_s, answer)
             self._done += 1
             if self._progress is not None:

@@ -1,12 +1,12 @@
-"""``warmroute bench``: what this router costs and wins beside others, and how right the simulator is."""
+"""``warmroute bench``: what this router costs and wins, beside others and several of it; the simulator, too."""
 
 import argparse
 
-from sim.bench import fidelity_command, overhead_command, routing_command
+from sim.bench import fidelity_command, overhead_command, routing_command, several_command
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Three benches, each with arguments of its own."""
+    """Four benches, each with arguments of its own."""
     benches = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
     for name, what, example, command in (
         (
@@ -26,6 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "a trace through our router to replicas of a small model, and the same simulated",
             "--model smollm2",
             fidelity_command,
+        ),
+        (
+            "routers",
+            "a trace through 1, 2, 4 and 8 routers that share their state, before emulated replicas",
+            "--routers 1,4",
+            several_command,
         ),
     ):
         bench = benches.add_parser(

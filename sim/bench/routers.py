@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,21 +40,26 @@ class Absent:
     why: str
 
 
-def ours(slo: Slo | None = None) -> Router:
-    """This router, as it runs with this Python, with its defaults.
+def ours(
+    slo: Slo | None = None, *, admin: int | None = None, state: Mapping[str, object] | None = None
+) -> Router:
+    """This router, as it runs with this Python, with its defaults; ``admin``: that port, else any.
 
     With an ``slo`` it also tells where requests went, so that spills and each replica's work can be counted.
+    With a ``state`` it shares that with others.
     """
 
     def command(program: str, port: int, replicas: Sequence[str], folder: Path) -> list[str]:
         config: dict[str, object] = {
             "listen": f"127.0.0.1:{port}",
-            "admin": f"127.0.0.1:{free_ports(1)[0]}",
+            "admin": f"127.0.0.1:{free_ports(1)[0] if admin is None else admin}",
             "replicas": [{"url": url} for url in replicas],
         }
         if slo is not None:
             config["slo"] = {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms}
             config["expose_routing"] = True
+        if state is not None:
+            config["state"] = dict(state)
         path = folder / "router.yaml"
         path.write_text(yaml.safe_dump(config), encoding="utf-8")
         return warmroute("serve", str(path))

@@ -68,32 +68,44 @@ async def _through(
     folder: Path,
     progress: Callable[[str, int, int], None],
 ) -> Result:
-    ports = free_ports(plan.replicas)
-    urls = [f"http://127.0.0.1:{port}" for port in ports]
-    command = [sys.executable, "-P", "-m", "sim.bench.emulated_replicas", f"{plan.speed:g}", *map(str, ports)]
     with ChildProcesses(folder) as children:
-        replicas = children.start("replicas", command)
-        for url in urls:
-            await children.wait_ready(replicas, url + "/health", REPLICAS_LIMIT_S)
+        urls = await start_emulated(children, plan)
         try:
             started = await start_router(router, urls, children, folder)
         except ChildError as error:
             raise _NotStarted(str(error)) from None
-        settings = ReplaySettings(
-            url=f"http://127.0.0.1:{started.port}",
-            model=MOCK_MODEL,
-            salt="bench",
-            speed=plan.rate * plan.speed,
-            seed=plan.seed,
-            characters_per_token=CHARACTERS_PER_TOKEN,
-            mean_think_s=plan.mean_think_s,
-            slo=plan.slo,
-            warmup_share=plan.warmup_share,
-            cold_prefill_us=1e6 * STEP_TIME.prefill_token_s,
-            label=router.name,
-            clock_speed=plan.speed,
-        )
+        settings = replay_settings(plan, [f"http://127.0.0.1:{started.port}"], router.name)
         return (await replay(trace, settings, progress=progress)).result
+
+
+async def start_emulated(children: ChildProcesses, plan: RoutingPlan) -> list[str]:
+    """Fresh replicas as ``plan`` wants them; their URLs, once they answer. Raises ``ChildError``."""
+    ports = free_ports(plan.replicas)
+    command = [sys.executable, "-P", "-m", "sim.bench.emulated_replicas", f"{plan.speed:g}", *map(str, ports)]
+    replicas = children.start("replicas", command)
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
+    for url in urls:
+        await children.wait_ready(replicas, url + "/health", REPLICAS_LIMIT_S)
+    return urls
+
+
+def replay_settings(plan: RoutingPlan, urls: Sequence[str], label: str) -> ReplaySettings:
+    """How a trace is sent to routers at ``urls``, in turn, in front of emulated replicas."""
+    return ReplaySettings(
+        url=urls[0],
+        other_urls=tuple(urls[1:]),
+        model=MOCK_MODEL,
+        salt="bench",
+        speed=plan.rate * plan.speed,
+        seed=plan.seed,
+        characters_per_token=CHARACTERS_PER_TOKEN,
+        mean_think_s=plan.mean_think_s,
+        slo=plan.slo,
+        warmup_share=plan.warmup_share,
+        cold_prefill_us=1e6 * STEP_TIME.prefill_token_s,
+        label=label,
+        clock_speed=plan.speed,
+    )
 
 
 def scaled(slo: Slo, speed: float) -> Slo:

@@ -21,6 +21,14 @@ from sim.workload.trace import Trace, TraceError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     add_rivals_argument(parser)
+    add_plan_arguments(parser)
+    parser.add_argument(
+        "--only", metavar="WORD,…", help="only routers whose name has one of these words in it"
+    )
+
+
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """The trace, how fast it is sent, and to what."""
     plan = RoutingPlan()
     add_trace_arguments(parser)
     add_rate_argument(parser, default=plan.rate)
@@ -38,9 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="emulated replicas (default %(default)s)",
     )
-    parser.add_argument(
-        "--only", metavar="WORD,…", help="only routers whose name has one of these words in it"
-    )
+
+
+def plan_of(args: argparse.Namespace) -> RoutingPlan:
+    """What the arguments say."""
+    slo = slo_of(args)
+    return RoutingPlan(args.replicas, args.rate, args.speed, args.seed, args.warmup, args.think, slo)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,10 +60,9 @@ def run(args: argparse.Namespace) -> int:
         trace = open_trace(args.trace, block_tokens=args.block_size, requests=args.requests, seed=args.seed)
     except TraceError as error:
         return _say(str(error), 2)
-    slo = slo_of(args)
-    plan = RoutingPlan(args.replicas, args.rate, args.speed, args.seed, args.warmup, args.think, slo)
+    plan = plan_of(args)
     found, missing = find_rivals(args.rivals)
-    routers = [ours(scaled(slo, args.speed)), *found]
+    routers = [ours(scaled(plan.slo, args.speed)), *found]
     if args.only is not None:
         words = args.only.split(",")
         routers = [router for router in routers if any(word in router.name for word in words)]
