@@ -1,4 +1,4 @@
-"""``warmroute bench``: what this router costs and wins, beside others and several of it; the simulator, too."""
+"""``warmroute bench``: what this router costs and wins, and whether the simulator tells the truth."""
 
 import argparse
 

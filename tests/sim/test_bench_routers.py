@@ -18,7 +18,7 @@ def test_the_same_load_through_one_and_through_two(capsys: pytest.CaptureFixture
     assert (one["routers"], two["routers"]) == (1, 2)
     assert one["errors"] == two["errors"] == 0 and one["requests"] == two["requests"] == 30
     assert one["ttft_mean_of_first"] == 1.0
-    assert two["ttft_mean_of_first"] == pytest.approx(two["ttft_s"]["mean"] / one["ttft_s"]["mean"])
+    assert two["ttft_mean_of_first"] == pytest.approx(two["ttft_s"]["mean"] / one["ttft_s"]["mean"], rel=0.01)
     # The trace's first prompts have some 10,000 tokens each: a second of prefill, whatever the wall says.
     assert min(one["ttft_s"]["mean"], two["ttft_s"]["mean"]) > 0.3
     assert two["max_over_mean_work"] >= 1.0, "where its requests went is told"
