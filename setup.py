@@ -25,6 +25,7 @@ CARRIES = tuple(
     for name in (
         "admission",
         "answer",
+        "asker",
         "attempt",
         "body_framing",
         "booked",
@@ -34,6 +35,8 @@ CARRIES = tuple(
         "exchange",
         "forwarding",
         "own_routes",
+        "prefill_request",
+        "prefill_step",
         "recent",
         "relay",
         "replica_connection",

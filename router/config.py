@@ -247,6 +247,8 @@ class RouterConfig(Section):
     """Name replicas in errors that clients see."""
     api_key: Secret | None = None
     """Sent as a bearer token to replicas that have none of their own."""
+    kv_source_key: Secret | None = None
+    """Signs ``x-warmroute-kv-source``, for replicas that have it as their ``router_key``."""
     forward_client_key: bool = False
     """Pass a client's Authorization header on to replicas for which there is no key."""
     client_control_fields: tuple[ControlField, ...] = ()

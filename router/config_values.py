@@ -7,7 +7,9 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationInfo, field_validator
 
-SECRET_KEYS = frozenset({"api_key", "headers", "keys", "password", "salt_secret", "salt_signing_key"})
+SECRET_KEYS = frozenset(
+    {"api_key", "headers", "keys", "kv_source_key", "password", "salt_secret", "salt_signing_key"}
+)
 """What stands under these keys is never shown, however wrong it is."""
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")

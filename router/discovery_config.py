@@ -41,6 +41,8 @@ class _Found(Section):
     scheme: Literal["http", "https"] = "http"
     kv_events_port: Port | None = None
     """Each publishes its KV events there (ZMQ)."""
+    kv_source_port: Port | None = None
+    """Each gives KV to its peers there."""
     replica: ReplicaTraits = ReplicaTraits()
     """What holds for all that are found: keys of ``replicas:`` but those of one replica's address."""
 
@@ -55,8 +57,11 @@ class _Found(Section):
         events = None
         if self.kv_events_port is not None:
             events = KvEventsConfig(endpoint=f"tcp://{host}:{self.kv_events_port}")
+        source = None if self.kv_source_port is None else f"{host}:{self.kv_source_port}"
         traits = {key: getattr(self.replica, key) for key in self.replica.model_fields_set}
-        return ReplicaConfig(url=f"{self.scheme}://{host}:{port}", name=name, kv_events=events, **traits)
+        return ReplicaConfig(
+            url=f"{self.scheme}://{host}:{port}", name=name, kv_events=events, kv_source=source, **traits
+        )
 
 
 class DnsDiscovery(_Found):

@@ -49,6 +49,7 @@ def _from_router(url: str, body: bytes) -> dict[str, Any]:
 def _from_config(path: str, body: bytes) -> dict[str, Any]:
     from router.proxy.counters import Counters
     from router.proxy.fleet_config import make_fleet
+    from router.proxy.prefill_request import splittable
     from router.proxy.prompt_reader import make_prompt_reader
 
     config = load_config(path)
@@ -57,5 +58,5 @@ def _from_config(path: str, body: bytes) -> dict[str, Any]:
     prompt = read_prompt(body) if reader is None else reader.read_now(body)
     if not prompt.units:
         raise ValueError(NO_PROMPT)
-    decision, rows, asked = fleet.explain(prompt, time.monotonic())
+    decision, rows, asked = fleet.explain(prompt, time.monotonic(), two_steps=splittable(body))
     return explanation(fleet, decision, rows, asked)

@@ -3,7 +3,15 @@
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from replica.contract.kv_event_endpoint import checked_endpoint, is_wildcard
 from router.config_values import Secret, Section
@@ -40,6 +48,18 @@ class KvEventsConfig(Section):
     def binds(self) -> bool:
         """This router listens, the replica connects."""
         return is_wildcard(self.endpoint) if self.bind is None else self.bind
+
+
+def _peer_address(value: str) -> str:
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) <= 65_535 or not value.isascii():
+        raise ValueError(f"expected HOST:PORT, got {value!r}")
+    if any(character in value for character in "; ,\r\n"):
+        raise ValueError(f"expected HOST:PORT, got {value!r}")
+    return value
+
+
+PeerAddress = Annotated[str, AfterValidator(_peer_address)]
 
 
 def _endpoint_alone(value: Any) -> Any:
@@ -87,6 +107,13 @@ class ReplicaAddress(Section):
         return self.name or urlsplit(self.url).netloc
 
 
+class TransferConfig(Section):
+    """What pulling KV from a peer costs."""
+
+    fixed_ms: NonNegativeFloat = 26.0
+    us_per_token: PositiveFloat = 4.3
+
+
 class ReplicaTraits(Section):
     """What can be the same for many replicas."""
 
@@ -107,12 +134,33 @@ class ReplicaTraits(Section):
     ``tokens`` translates whatever it uses through the tokens in its events."""
     block_hash_seed: str | None = None
     """The PYTHONHASHSEED a vLLM was started with, if it was."""
+    role: Literal["prefill", "decode", "both"] = "both"
+    """``prefill``: computes long prompts for others; ``decode``: answers, and computes little."""
+    kv_pull: Literal["none", "warmroute", "vllm"] = "none"
+    """How it gets KV that another computed: by ``x-warmroute-kv-source``, or by ``kv_transfer_params``."""
+    transfer: TransferConfig = TransferConfig()
+    """What pulling KV is taken to cost it at first."""
 
 
 class ReplicaConfig(ReplicaTraits, ReplicaAddress):
     """One replica: an OpenAI-compatible server."""
 
     kv_events: Annotated[KvEventsConfig, BeforeValidator(_endpoint_alone)] | None = None
+    kv_source: PeerAddress | None = None
+    """HOST:PORT where it gives KV to its peers (``tiers.peers.listen`` of a warmroute replica)."""
+
+    @model_validator(mode="after")
+    def _role_fits(self) -> "ReplicaConfig":
+        if self.role == "prefill" and self.kv_source is None and self.kv_pull != "vllm":
+            raise ValueError(
+                f"{self.effective_name} has role prefill, but nobody could pull from it; give kv_source, or "
+                "kv_pull: vllm"
+            )
+        if self.role == "decode" and self.kv_pull == "none":
+            raise ValueError(
+                f"{self.effective_name} has role decode, but cannot pull KV; give kv_pull: warmroute or vllm"
+            )
+        return self
 
     @model_validator(mode="after")
     def _tls_fits(self) -> "ReplicaConfig":

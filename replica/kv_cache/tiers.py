@@ -35,6 +35,7 @@ from collections.abc import Iterable, Sequence
 
 from replica.contract.kv_events import BlockHash, BlocksRemoved, BlocksStored, CacheEvent
 from replica.contract.prefill_cost import PrefillCost
+from replica.contract.transfer_speed import TransferSpeed
 from replica.kv_cache.cache import Evicted
 from replica.kv_cache.fetch_plan import FetchPlan, Tier, TierSpeed, plan_fetch
 from replica.kv_cache.tier_health import TierHealth
@@ -50,7 +51,6 @@ from replica.kv_cache.tier_transport import (
     Spill,
     Trouble,
 )
-from replica.kv_cache.transfer_speed import TransferSpeed
 from replica.kv_cache.write_budget import WriteBudget
 
 MOST_PEERS = 64

@@ -21,6 +21,7 @@ from router.proxy.dashboard import add_dashboard
 from router.proxy.explanation import NO_PROMPT, explanation
 from router.proxy.exposition import metrics_page
 from router.proxy.key_ring import admin_keys
+from router.proxy.prefill_request import splittable
 from router.proxy.prompt_reader import PromptReader
 from router.proxy.recent_report import RecentReport
 from router.proxy.state_report import state_fields
@@ -154,7 +155,9 @@ class Admin:
             raise web.HTTPBadRequest(text=NO_PROMPT)
         session, policy = (request.headers.get(name) for name in ("x-session-id", "x-warmroute-policy"))
         try:
-            decision, rows, asked = self._fleet.explain(prompt, self._clock(), session=session, policy=policy)
+            decision, rows, asked = self._fleet.explain(
+                prompt, self._clock(), session=session, policy=policy, two_steps=splittable(body)
+            )
         except NoReplica as error:
             raise web.HTTPServiceUnavailable(text=str(error)) from None
         return _json(explanation(self._fleet, decision, rows, asked))
@@ -230,6 +233,10 @@ def _replica_state(fleet: Fleet, replica: ReplicaState, now: float) -> dict[str,
         "name": replica.name,
         "url": replica.spec.url,
         "weight": replica.weight,
+        "role": replica.role.value,
+        "kv_pull": replica.spec.kv_pull.value,
+        "kv_source": replica.spec.kv_source,
+        "transfer_8192_tokens_ms": round(1e3 * replica.transfer.seconds(8_192, now), 3),
         "tags": replica.spec.tags,
         "models": sorted(replica.models) if replica.models else None,
         "health": replica.health.state.value,

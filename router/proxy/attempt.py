@@ -1,15 +1,12 @@
 """One try of a request on one replica: its booking in the fleet and its connection, each given back once."""
 
 import asyncio
-from typing import TYPE_CHECKING
 
+from router.proxy.asker import Asker
 from router.proxy.booked import Booked
 from router.proxy.replica_connection import ReplicaConnection
 from router.proxy.service import Service
 from router.routing.in_flight import InFlight
-
-if TYPE_CHECKING:
-    from router.proxy.exchange import Exchange
 
 
 class Attempt(Booked):
@@ -17,7 +14,7 @@ class Attempt(Booked):
 
     __slots__ = ("_connecting", "_exchange", "connection", "sent_at")
 
-    def __init__(self, service: Service, exchange: "Exchange", flight: InFlight, now: float) -> None:
+    def __init__(self, service: Service, exchange: Asker, flight: InFlight, now: float) -> None:
         super().__init__(service, flight)
         self._exchange = exchange
         self.connection: ReplicaConnection | None = None

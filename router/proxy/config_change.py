@@ -7,7 +7,10 @@ from router.replica_config import ReplicaConfig
 
 FIXED = ("listen", "admin", "models", "state", "tracing", "seed")
 """Keys that are read once, at the start."""
-_SAME_SERVER = ("cost", "weight", "tags", "model", "api_key", "tls")
+_SAME_SERVER = (
+    *("cost", "weight", "tags", "model", "api_key", "tls"),
+    *("role", "kv_pull", "kv_source", "transfer"),
+)
 """Keys of a replica that say nothing of which server it is, nor of how it names its blocks."""
 
 

@@ -109,6 +109,11 @@ class Counters:
         self.errors: dict[str, int] = {}
         """Router-made errors by code."""
         self.retries = 0
+        self.handoffs = 0
+        """Prompts that a prefill replica computed for another."""
+        self.failed_handoffs = 0
+        """Prompts that none could: whoever answers computes them."""
+        self.kv_sources_named = 0
         self.client_disconnects = 0
         self.broken_streams = 0
         self.open_client_connections = 0

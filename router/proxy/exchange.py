@@ -8,8 +8,11 @@ plane's sweep looks at its limits. Until a replica has an answer for the client 
 from typing import TYPE_CHECKING
 
 from router.proxy.admission import CLIENT_LEFT, Admission
+from router.proxy.asker import Asker
 from router.proxy.entrance import entrance_refusal
 from router.proxy.forwarding import Forwarding
+from router.proxy.prefill_request import SPLIT_PATHS, splittable, with_transfer_params
+from router.proxy.prefill_step import PrefillStep
 from router.proxy.relay import Relay
 from router.proxy.replica_connection import ReplicaConnection
 from router.proxy.replica_pool import ReplicaPool
@@ -35,7 +38,9 @@ from router.proxy.tries import Tries
 from router.routing.decision import NoReplica
 from router.routing.hold_queue import Held
 from router.routing.in_flight import InFlight
+from router.routing.kv_route import Step
 from router.routing.prompt_blocks import UNREADABLE, Prompt, read_prompt, text_prompt
+from router.routing.replica_state import ReplicaState
 from router.routing.retry import Failure
 
 if TYPE_CHECKING:
@@ -43,12 +48,14 @@ if TYPE_CHECKING:
     from router.proxy.tracing import Trace
 
 
-class Exchange:
+class Exchange(Asker):
     """One request. Made by its client connection, which calls ``start`` and then waits for ``answered``."""
 
     __slots__ = (
         "_client_keys",
+        "_kv_params",
         "_lines",
+        "_prefill",
         "_salt_bytes",
         "_service",
         "_trace",
@@ -62,7 +69,6 @@ class Exchange:
         "prompt",
         "relay",
         "request_id",
-        "settings",
         "started_at",
         "tries",
     )
@@ -77,8 +83,8 @@ class Exchange:
         forwarding: Forwarding,
         trace: "Trace | None",
     ) -> None:
+        super().__init__(service.settings)
         self._service = service
-        self.settings = service.settings
         self.client = client
         self.head = head
         self.body = body
@@ -95,6 +101,10 @@ class Exchange:
         self.started_at = 0.0
         self._waiting: Held | None = None
         """Set while the request waits in the router for its replica."""
+        self._prefill: PrefillStep | None = None
+        """Set while a prefill replica computes the prompt for the one that will answer."""
+        self._kv_params = b""
+        """What it said of where the KV lies, if the one who answers is to be told."""
         self.tries: Tries | None = None
         """Set from when it was first sent until it is over."""
         self.relay: Relay | None = None
@@ -153,7 +163,14 @@ class Exchange:
             return
         try:
             head = self.head
-            outcome = fleet.submit(self.prompt, now, session=head.session, policy=head.policy, context=self)
+            outcome = fleet.submit(
+                self.prompt,
+                now,
+                session=head.session,
+                policy=head.policy,
+                context=self,
+                two_steps=fleet.moves_kv and self._splittable,
+            )
         except NoReplica as error:
             self.refuse(MODEL_NOT_FOUND if error.why == "unknown_model" else NO_REPLICA)
             return
@@ -183,23 +200,87 @@ class Exchange:
 
     def _begin(self, flight: InFlight, now: float) -> None:
         """The fleet has booked the request on a replica: send it there."""
+        route = flight.decision.route
+        if route is not None and route.step is Step.PREFILL:
+            step = self._prefill = PrefillStep(self._service, self, flight, now)
+            step.begin(now)
+            return
         tries = self.tries = Tries(self._service, self, flight, now)
         tries.begin(now)
+
+    # --- in two steps ----------------------------------------------------------------------------
+
+    @property
+    def _splittable(self) -> bool:
+        """A prefill replica can compute the prompt for another that answers."""
+        head = self.head
+        return head.method == b"POST" and head.path in SPLIT_PATHS and splittable(self.body)
+
+    def prefilled(self, source: ReplicaState, kv_params: bytes | None, now: float) -> None:
+        """The first step is over: ``source`` holds the prompt's KV. Choose who answers."""
+        self._prefill = None
+        service, head = self._service, self.head
+        service.counters.handoffs += 1
+        self._kv_params = kv_params or b""
+        try:
+            decision = service.fleet.decide_answerer(
+                self.prompt, now, source, session=head.session, policy=head.policy
+            )
+        except NoReplica:
+            self.refuse(NO_REPLICA)
+        else:
+            self._begin(service.fleet.sent(self.prompt, decision, now), now)
+        service.send_released(now)
+
+    def prefill_failed(self, tried: tuple[int, ...], now: float) -> None:
+        """No prefill replica computed the prompt: whoever answers does."""
+        self._prefill = None
+        service, head = self._service, self.head
+        service.counters.failed_handoffs += 1
+        try:
+            decision = service.fleet.decide(
+                self.prompt, now, tried=tried, session=head.session, policy=head.policy
+            )
+        except NoReplica:
+            self.refuse(NO_REPLICA)
+        else:
+            self._begin(service.fleet.sent(self.prompt, decision, now), now)
+        service.send_released(now)
 
     # --- from the replica's side -----------------------------------------------------------------
 
     def request(self, pool: ReplicaPool) -> tuple[bytes, bytes]:
-        """Head and body for the replica of ``pool``: with its key, or the client's if that is passed on."""
+        """Head and body for the replica of ``pool``; with where its KV can be had, if it is to pull."""
+        body, source = self.body_for(pool), b""
+        assert self.tries is not None
+        decision = self.tries.attempt.decision
+        if decision.route is not None and decision.route.step is Step.PULL:
+            if self._kv_params:
+                body = with_transfer_params(body, self._kv_params)
+                self._kv_params = b""  # for one replica, once
+            else:
+                source = self._service.kv_source_line(decision)
+        return self.head_for(pool, body, source), body
+
+    def head_for(self, pool: ReplicaPool, body: bytes, more: bytes = b"") -> bytes:
+        """The head of a request with ``body``: with the replica's key, or the client's if that is passed on.
+
+        ``more``: lines of the router's own.
+        """
         head = self.head
-        body = self.body if pool.takes_salt else self.plain_body
-        return b"%b %b HTTP/1.1\r\n%b%b%b%b" % (
+        return b"%b %b HTTP/1.1\r\n%b%b%b%b%b" % (
             head.method,
             head.target,
             pool.host_line,
             pool.key_line or self._client_keys,
             self._lines,
+            more,
             last_lines(head, self.request_id, len(body)),
-        ), body
+        )
+
+    def body_for(self, pool: ReplicaPool) -> bytes:
+        """The client's body, with the tenant's cache salt if the replica takes it."""
+        return self.body if pool.takes_salt else self.plain_body
 
     @property
     def plain_body(self) -> bytes:
@@ -286,6 +367,8 @@ class Exchange:
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             self._service.drop_waiting(waiting, now)
+        if self._prefill is not None:
+            self._prefill.cancel(now)
         if self.tries is not None:
             self.tries.attempt.cancelled(now)
 
@@ -334,7 +417,7 @@ class Exchange:
         service, tries = self._service, self.tries
         if self.admission is not None:
             self.admission.ended(status, service.clock(), answered=self.relay is not None)
-        self.tries = self.relay = None  # they refer to this
+        self.tries = self.relay = self._prefill = None  # they refer to this
         service.counters.in_flight -= 1
         if tries is None:
             service.count_request("", status)
@@ -353,6 +436,9 @@ class Exchange:
                 return
         elif self.relay is not None:
             if self.relay.stalled(now):
+                return
+        elif self._prefill is not None:
+            if self._prefill.overdue(now):
                 return
         elif self.tries is not None and self.tries.overdue(now):
             return

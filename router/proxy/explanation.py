@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from router.proxy.kv_route_report import kv_route, kv_route_line
 from router.routing.decision import Assessment, Decision
 from router.routing.fleet import Fleet
 from router.routing.replica_state import ReplicaState
@@ -28,6 +29,7 @@ def explanation(
         "saved_ms": _ms(decision.saved_s),
         "spill_saved_ms": None if decision.spill_saved_s is None else _ms(decision.spill_saved_s),
         "extra_wait_ms": None if decision.extra_wait_s is None else _ms(decision.extra_wait_s),
+        "kv": kv_route(fleet, decision),
         "best_other": None
         if best is None or own is None
         else {
@@ -50,6 +52,7 @@ def explanation(
 def _candidate(replica: ReplicaState, row: Assessment) -> dict[str, Any]:
     return {
         "replica": replica.name,
+        "role": replica.role.value,
         "matched_tokens": row.matched_tokens,
         "queued": replica.ledger.queued,
         "decoding": replica.ledger.decoding,
@@ -85,6 +88,8 @@ def lines(result: dict[str, Any]) -> list[str]:
     )
     if prices["copy_price"] < 1.0:
         out.append(f"hot prefix: a copy counts {prices['copy_price']:.0%} of its price on others")
+    if result["kv"] is not None:
+        out.append(kv_route_line(result["kv"]))
     best = result["best_other"]
     if best is not None:
         out.append(

@@ -60,6 +60,9 @@ class RouterCollector(Collector):
         yield errors
         for name, text, value in (
             ("retries", "Requests sent again to another replica.", counters.retries),
+            ("handoffs", "Prompts that a prefill replica computed for another.", counters.handoffs),
+            ("failed_handoffs", "Prompts that no prefill replica computed.", counters.failed_handoffs),
+            ("kv_sources_named", "Requests that were told where to pull KV.", counters.kv_sources_named),
             (
                 "client_disconnects",
                 "Clients that left before their answer was complete.",

@@ -9,6 +9,7 @@ from router.routing.block_source import BlockSettings
 from router.routing.fleet import Fleet
 from router.routing.fleet_settings import FleetSettings
 from router.routing.health import HealthSettings
+from router.routing.kv_route import KvPull, Role
 from router.routing.policies import POLICIES
 from router.routing.policies.least_loaded import LeastLoaded
 from router.routing.policies.power_of_two import PowerOfTwo
@@ -77,6 +78,11 @@ def replica_spec(replica: ReplicaConfig, config: RouterConfig) -> ReplicaSpec:
         ),
         prefill=cost.prefill,
         decode=cost.decode,
+        role=Role(replica.role),
+        kv_pull=KvPull(replica.kv_pull),
+        kv_source=replica.kv_source,
+        transfer_fixed_s=replica.transfer.fixed_ms / 1e3,
+        transfer_token_s=replica.transfer.us_per_token / 1e6,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from router.proxy.kv_route_report import kv_route
 from router.proxy.recent import KEPT, Recent, RecentDecision
 from router.proxy.shared_prefixes import SharedPrefix, SharedPrefixes
 from router.routing.fleet import Fleet
@@ -50,7 +51,7 @@ class RecentReport:
     def decisions(self, now: float, limit: int) -> dict[str, Any]:
         """The last ``limit``, the latest first. Times are predictions but for ``ttft_ms``."""
         rows = list(self._recent.rows)[-limit:]
-        return {"decisions": [_decision(row, now) for row in reversed(rows)]}
+        return {"decisions": [_decision(row, self._fleet, now) for row in reversed(rows)]}
 
     async def prefixes(self) -> dict[str, Any]:
         """What the last prompts have in common."""
@@ -85,7 +86,7 @@ class RecentReport:
         }
 
 
-def _decision(row: RecentDecision, now: float) -> dict[str, Any]:
+def _decision(row: RecentDecision, fleet: Fleet, now: float) -> dict[str, Any]:
     decision = row.decision
     return {
         "number": row.number,
@@ -101,6 +102,7 @@ def _decision(row: RecentDecision, now: float) -> dict[str, Any]:
         "saved_ms": 1e3 * decision.saved_s,
         "spill_saved_ms": None if decision.spill_saved_s is None else 1e3 * decision.spill_saved_s,
         "extra_wait_ms": None if decision.extra_wait_s is None else 1e3 * decision.extra_wait_s,
+        "kv": kv_route(fleet, decision),
         "retried": row.retried,
         "status": row.status,
         "ttft_ms": None if row.ttft_s is None else 1e3 * row.ttft_s,

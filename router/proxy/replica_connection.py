@@ -3,11 +3,11 @@
 import asyncio
 from typing import TYPE_CHECKING, cast
 
+from router.proxy.asker import Asker
 from router.proxy.body_framing import FramingError
 from router.proxy.response_head import GarbageError
 
 if TYPE_CHECKING:
-    from router.proxy.exchange import Exchange
     from router.proxy.replica_pool import ReplicaPool
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -33,7 +33,7 @@ class ReplicaConnection(asyncio.Protocol):
     def __init__(self, pool: "ReplicaPool") -> None:
         self.pool = pool
         self.transport: asyncio.Transport
-        self.exchange: Exchange | None = None
+        self.exchange: Asker | None = None
         self.idle_since = 0.0
         self.reused = False
         """An answer came over it before; that it is closed now may be an old news."""
@@ -90,7 +90,7 @@ class ReplicaConnection(asyncio.Protocol):
 
     # --- from the exchange -----------------------------------------------------------------------
 
-    def send(self, exchange: "Exchange", head: bytes, body: bytes) -> None:
+    def send(self, exchange: Asker, head: bytes, body: bytes) -> None:
         """Write the request; what comes back is told to ``exchange``."""
         self.exchange = exchange
         self._body = False
@@ -145,7 +145,7 @@ class ReplicaConnection(asyncio.Protocol):
 
     # --- the head --------------------------------------------------------------------------------
 
-    def _read_head(self, exchange: "Exchange", data: bytes) -> None:
+    def _read_head(self, exchange: Asker, data: bytes) -> None:
         buffer = self._buffer
         if buffer:
             data = buffer + data

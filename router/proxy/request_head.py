@@ -36,6 +36,7 @@ READ_HEADERS = frozenset(
         b"x-forwarded-proto",
         b"x-request-id",
         b"x-session-id",
+        b"x-warmroute-kv-source",
         b"x-warmroute-policy",
     }
 )

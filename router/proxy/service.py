@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from replica.contract.kv_source import KV_SOURCE_HEADER, kv_source_value
 from router.config import RouterConfig
 from router.proxy.counters import Counters
 from router.proxy.failure_log import FailureLog
@@ -16,6 +17,7 @@ from router.proxy.request_log import RequestLog
 from router.proxy.router_error import RouterError
 from router.proxy.settings import ProxySettings, proxy_settings
 from router.proxy.tenancy import Tenancy
+from router.routing.decision import Decision, Reason
 from router.routing.fleet import Fleet
 from router.routing.hold_queue import Held
 from router.routing.in_flight import Usage
@@ -145,6 +147,20 @@ class Service:
         counters.prompt_tokens += usage.prompt_tokens or 0
         counters.cached_tokens += usage.cached_tokens or 0
         counters.output_tokens += usage.output_tokens or 0
+
+    def kv_source_line(self, decision: Decision) -> bytes:
+        """The header line that names where a replica that pulls finds its KV; empty if that has left."""
+        route = decision.route
+        if route is None or route.other is None:
+            return b""
+        source = self.fleet.replicas.by_index.get(route.other)
+        if source is None or source.spec.kv_source is None:
+            return b""
+        # What was computed for this request is all there; what is believed to be there is so long.
+        tokens = None if decision.reason is Reason.HANDOFF else route.tokens
+        value = kv_source_value(source.spec.kv_source, tokens, self.settings.kv_source_key)
+        self.counters.kv_sources_named += 1
+        return b"%b: %b\r\n" % (KV_SOURCE_HEADER.encode(), value.encode())
 
     def pool(self, replica: ReplicaState) -> ReplicaPool:
         """The connections to ``replica``."""

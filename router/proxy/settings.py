@@ -28,6 +28,8 @@ class ProxySettings:
     expose_routing: bool
     expose_replica_urls: bool
     forward_client_key: bool
+    kv_source_key: bytes | None
+    """Signs the header that names a source of KV."""
     keys: KeyRing
     """Of those who may use the public port, where tenants are not told apart."""
     tenancy: Tenancy | None
@@ -77,6 +79,9 @@ def proxy_settings(config: RouterConfig, tenancy: Tenancy | None) -> ProxySettin
         expose_routing=config.expose_routing,
         expose_replica_urls=config.expose_replica_urls,
         forward_client_key=config.forward_client_key,
+        kv_source_key=None
+        if config.kv_source_key is None
+        else config.kv_source_key.get_secret_value().encode(),
         keys=public_keys(config.keys),
         tenancy=tenancy,
         client_control_fields=frozenset(config.client_control_fields),

@@ -140,6 +140,7 @@ def _attributes(exchange: "Exchange", status: int) -> dict[str, Value]:
             "warmroute.extra_wait_ms": _ms(decision.extra_wait_s),
             "warmroute.held_ms": 1e3 * (tries.began_at - exchange.started_at),
             "warmroute.tries": tries.count,
+            "warmroute.kv_step": None if decision.route is None else decision.route.step.value,
         }
     relay = exchange.relay
     if relay is not None:

@@ -8,9 +8,10 @@ from router.routing.hot_prefixes import HotPrefixes
 from router.routing.journal import Journal
 from router.routing.ledger import UTILIZATION_REFRESH_S
 from router.routing.policies.own_delay import decide_by_load
+from router.routing.pools import Pools
 from router.routing.prompt_blocks import Prompt
 from router.routing.replica_state import ReplicaState
-from router.routing.roster import Roster
+from router.routing.roster import Candidates, Roster
 from router.routing.shortlist import PRICE_ALL_UP_TO, Shortlist
 from router.routing.traffic import Traffic
 from router.routing.view import MatchedTokens, Policy, RoutingRequest
@@ -23,6 +24,7 @@ class Decider:
         "_caches",
         "_mean_utilization",
         "_mean_utilization_at",
+        "_pools",
         "_replicas",
         "_shortlist",
         "_traffic",
@@ -49,6 +51,7 @@ class Decider:
         self._caches = caches
         self._traffic = traffic
         self._shortlist = shortlist
+        self._pools = Pools(shortlist)
         self.hot = hot
         self.journal: Journal | None = None
         self._mean_utilization = 0.0
@@ -66,8 +69,9 @@ class Decider:
         session: str | None,
         policy: str | None,
         within: Collection[int] | None = None,
+        two_steps: bool = False,
     ) -> Decision:
-        """Where ``prompt`` goes. Raises ``NoReplica``."""
+        """Where ``prompt`` goes. ``two_steps``: it can be prefilled apart. Raises ``NoReplica``."""
         rule = self.rule(policy)
         found = self._replicas.candidates(prompt.model, tried, within)
         levels = self._caches.levels(prompt)
@@ -77,13 +81,41 @@ class Decider:
             if self.journal is not None:
                 self.journal.prefixes_asked(keys, work_s)
         candidates: Sequence[ReplicaState] = found.replicas
-        if len(candidates) > PRICE_ALL_UP_TO and rule.samples:
-            candidates = self._shortlist.draw(candidates, found.bits, levels)
-        one = len(candidates) == 1
-        decision = _only(request, candidates[0]) if one else rule.choose(request, candidates)
+        if found.moves_kv:
+            decision = self._pools.choose(rule, request, found, levels, two_steps=two_steps and not tried)
+        else:
+            if len(candidates) > PRICE_ALL_UP_TO and rule.samples:
+                candidates = self._shortlist.draw(candidates, found.bits, levels)
+            one = len(candidates) == 1
+            decision = _only(request, candidates[0]) if one else rule.choose(request, candidates)
         if tried:
             return decision.because(Reason.RETRY)
         return decision.because(Reason.PANIC) if found.panic else decision
+
+    def prefill(self, prompt: Prompt, now: float, tried: Collection[int], policy: str | None) -> Decision:
+        """Another prefill replica after those ``tried``. Raises ``NoReplica``."""
+        found, request, levels = self._asked(prompt, now, tried)
+        return self._pools.prefill(self.rule(policy), request, found, levels).because(Reason.RETRY)
+
+    def answerer(
+        self,
+        prompt: Prompt,
+        now: float,
+        source: ReplicaState,
+        tried: Collection[int],
+        session: str | None,
+        policy: str | None,
+    ) -> Decision:
+        """Who answers ``prompt``, which ``source`` has computed. Raises ``NoReplica``."""
+        found, request, levels = self._asked(prompt, now, tried, session)
+        return self._pools.answerer(self.rule(policy), request, found, levels, source)
+
+    def _asked(
+        self, prompt: Prompt, now: float, tried: Collection[int], session: str | None = None
+    ) -> tuple[Candidates, RoutingRequest, list[tuple[int, int]]]:
+        found = self._replicas.candidates(prompt.model, tried)
+        levels = self._caches.levels(prompt)
+        return found, self._request(prompt, now, session, levels), levels
 
     def others(
         self,
@@ -114,9 +146,9 @@ class Decider:
         return taken[1:]
 
     def explain(
-        self, prompt: Prompt, now: float, session: str | None, policy: str | None
+        self, prompt: Prompt, now: float, session: str | None, policy: str | None, *, two_steps: bool
     ) -> tuple[Decision, list[Assessment], RoutingRequest]:
-        """The decision, what every candidate would cost, and the figures behind the prices.
+        """The decision, what every candidate would cost alone, and the figures behind the prices.
 
         Raises ``NoReplica``.
         """
@@ -128,7 +160,9 @@ class Decider:
             self.hot.price(request, prompt, levels)
         rule = self.rule(policy)
         assessments = rule.assess(request, candidates)
-        if len(candidates) == 1:
+        if found.moves_kv:
+            decision = self._pools.choose(rule.copy(), request, found, levels, two_steps=two_steps)
+        elif len(candidates) == 1:
             decision = _only(request, candidates[0])
         else:  # a copy decides: asking must not advance a turn or a random generator
             decision = rule.copy().choose(request, candidates)

@@ -3,6 +3,8 @@
 from enum import StrEnum
 from typing import NamedTuple
 
+from router.routing.kv_route import KvRoute
+
 
 class Reason(StrEnum):
     """Why a request goes where it goes: one word per branch of a policy."""
@@ -21,6 +23,8 @@ class Reason(StrEnum):
     """One candidate was left."""
     PANIC = "panic"
     """Every replica is ejected; one was tried all the same."""
+    HANDOFF = "handoff"
+    """A prefill replica has computed the prompt; this one pulls its KV and answers."""
     RETRY = "retry"
     """An earlier replica failed before its first byte."""
 
@@ -39,6 +43,7 @@ class Decision:
         "prefill_s",
         "reason",
         "replica",
+        "route",
         "saved_s",
         "spill_saved_s",
         "wait_s",
@@ -54,6 +59,7 @@ class Decision:
         saved_s: float = 0.0,
         spill_saved_s: float | None = None,
         extra_wait_s: float | None = None,
+        route: KvRoute | None = None,
     ) -> None:
         self.replica = replica
         """Index of the replica in the fleet."""
@@ -70,6 +76,8 @@ class Decision:
         """What staying with the warmest would have saved against this one; ``None``: none was warmer."""
         self.extra_wait_s = extra_wait_s
         """How much longer the warmest replica's queue was than this one's."""
+        self.route = route
+        """How the KV comes there; ``None`` in a fleet that moves none."""
 
     def because(self, reason: Reason) -> "Decision":
         """The same decision for another ``reason``."""
@@ -82,6 +90,23 @@ class Decision:
             self.saved_s,
             self.spill_saved_s,
             self.extra_wait_s,
+            self.route,
+        )
+
+    def routed(
+        self, route: KvRoute, *, matched_tokens: int | None = None, prefill_s: float | None = None
+    ) -> "Decision":
+        """The same decision with its KV coming by ``route``, and what that changes."""
+        return Decision(
+            self.replica,
+            self.reason,
+            self.matched_tokens if matched_tokens is None else matched_tokens,
+            self.wait_s,
+            self.prefill_s if prefill_s is None else prefill_s,
+            self.saved_s,
+            self.spill_saved_s,
+            self.extra_wait_s,
+            route,
         )
 
     def _values(self) -> tuple[object, ...]:
@@ -94,6 +119,7 @@ class Decision:
             self.saved_s,
             self.spill_saved_s,
             self.extra_wait_s,
+            self.route,
         )
 
     def __eq__(self, other: object) -> bool:

@@ -6,6 +6,7 @@ from router.routing.cache_beliefs import CacheBeliefs
 from router.routing.decision import Decision, Reason
 from router.routing.in_flight import InFlight, Usage
 from router.routing.journal import Journal
+from router.routing.kv_route import Step
 from router.routing.ledger import Booking
 from router.routing.prompt_blocks import Prompt
 from router.routing.replica_state import ReplicaState
@@ -54,7 +55,13 @@ class Dispatch:
         """The request goes to ``decision.replica``: its work is booked, its blocks will be there."""
         replica = self._replicas[decision.replica]
         new_tokens = self._caches.prompt_tokens(prompt) - decision.matched_tokens
-        expected_output = int(self._traffic.expected_output_tokens(prompt.max_tokens))
+        route = decision.route
+        if route is not None and route.step is Step.PREFILL:
+            expected_output = 1
+        else:
+            expected_output = int(self._traffic.expected_output_tokens(prompt.max_tokens))
+        if route is not None and route.step is Step.PULL:
+            new_tokens = max(1, new_tokens - route.moved_tokens)
         idle = not replica.ledger.queued
         self._shortlist.became_busy(replica.index)
         booking = replica.book(decision.prefill_s, new_tokens, expected_output, now)
@@ -66,7 +73,7 @@ class Dispatch:
         replica.requests += 1
         if not prompt.stream:
             heappush(self._unseen_first_tokens, (replica.ledger.free_at, self._sent, flight))
-        arrived = decision.reason is not Reason.RETRY
+        arrived = decision.reason not in (Reason.RETRY, Reason.HANDOFF)
         if self.journal is not None:
             self.journal.sent(flight, arrived=arrived)
         if arrived:
@@ -85,10 +92,21 @@ class Dispatch:
         replica.progress_at = now
         if flight.booking.state != Booking.QUEUED:
             return False
-        replica.first_token(flight.booking, flight.decision.matched_tokens, now)
+        pulled = flight.pulled
+        replica.first_token(flight.booking, flight.decision.matched_tokens, now, seen=not pulled)
+        if pulled and flight.settled:
+            self._transferred(flight, now)
         if self.journal is not None:
             self.journal.first_token(flight)
         return True
+
+    def _transferred(self, flight: InFlight, now: float) -> None:
+        """It had the replica to itself: what computing does not explain, the transfer took."""
+        route, replica = flight.decision.route, flight.replica
+        assert route is not None
+        left = max(1, self._caches.prompt_tokens(flight.prompt) - route.tokens)
+        transfer_s = now - flight.sent_at - replica.cost.prefill_s(left, route.tokens)
+        replica.transfer.observe(route.moved_tokens, max(0.0, transfer_s), now)
 
     def expected_first_token(self, now: float) -> ReplicaState | None:
         """A request that shows no first token (not streamed) is taken to have it when predicted.
@@ -109,9 +127,13 @@ class Dispatch:
         """The last byte was passed on; what it teaches is learned. True if its replica may have room now."""
         replica, lessons = flight.replica, self._lessons
         sequences = replica.ledger.decoding
-        was_queued = replica.over(flight.booking, flight.decision.matched_tokens, now, learn=True)
+        was_queued = replica.over(
+            flight.booking, flight.decision.matched_tokens, now, learn=True, computed=not flight.pulled
+        )
         reply = None
-        if usage is not None and usage.output_tokens is not None:
+        route = flight.decision.route
+        whole = route is None or route.step is not Step.PREFILL
+        if whole and usage is not None and usage.output_tokens is not None:
             reply = lessons.replied(flight, now, usage.output_tokens, sequences)
         if self.journal is not None:
             self.journal.over(flight, computed=True, reply=reply)

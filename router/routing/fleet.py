@@ -103,7 +103,7 @@ class Fleet:
         policy: str | None = None,
         within: Collection[int] | None = None,
     ) -> Decision:
-        """Where ``prompt`` goes, by the ``selectable`` policy it asks for if it is one.
+        """Where ``prompt`` goes in one step, by the ``selectable`` policy it asks for if it is one.
 
         ``within``: only these replicas may have it. Changes nothing but what is counted of arrivals; raises
         ``NoReplica``.
@@ -128,12 +128,42 @@ class Fleet:
         """
         return self._decider.others(prompt, now, chosen, count, session, policy, within)
 
-    def explain(
-        self, prompt: Prompt, now: float, *, session: str | None = None, policy: str | None = None
-    ) -> tuple[Decision, list[Assessment], RoutingRequest]:
-        """The decision, what every candidate would cost, and the figures behind the prices."""
+    def decide_prefill(
+        self, prompt: Prompt, now: float, *, tried: Collection[int], policy: str | None = None
+    ) -> Decision:
+        """Another prefill replica for a request in two steps whose first failed. Raises ``NoReplica``."""
         self._holding.expect_first_tokens(now)
-        return self._decider.explain(prompt, now, session, policy)
+        return self._decider.prefill(prompt, now, tried, policy)
+
+    def decide_answerer(
+        self,
+        prompt: Prompt,
+        now: float,
+        source: ReplicaState,
+        *,
+        tried: Collection[int] = (),
+        session: str | None = None,
+        policy: str | None = None,
+    ) -> Decision:
+        """The second step: who pulls from ``source``, which has computed ``prompt``, and answers.
+
+        Raises ``NoReplica``.
+        """
+        self._holding.expect_first_tokens(now)
+        return self._decider.answerer(prompt, now, source, tried, session, policy)
+
+    def explain(
+        self,
+        prompt: Prompt,
+        now: float,
+        *,
+        session: str | None = None,
+        policy: str | None = None,
+        two_steps: bool = False,
+    ) -> tuple[Decision, list[Assessment], RoutingRequest]:
+        """The decision, what every candidate would cost alone, and the figures behind the prices."""
+        self._holding.expect_first_tokens(now)
+        return self._decider.explain(prompt, now, session, policy, two_steps=two_steps)
 
     def submit(
         self,
@@ -144,21 +174,23 @@ class Fleet:
         policy: str | None = None,
         context: object = None,
         within: Collection[int] | None = None,
+        two_steps: bool = False,
     ) -> InFlight | Held:
         """Decide and send, or hold; what another policy chose is not held. Raises ``NoReplica``.
 
-        ``within``: only these replicas may have it.
+        ``within``: only these replicas may have it. ``two_steps``: a prefill replica may compute the prompt
+        and another answer; then what comes back is the first step (``decision.route``).
 
         A ``Held`` appears in ``outbox`` when its turn comes: sent, with its ``flight`` set, or with none when
         no replica is left. Whoever raises events looks there afterwards.
         """
         holding, decider = self._holding, self._decider
         holding.expect_first_tokens(now)
-        decision = decider.decide(prompt, now, (), session, policy, within)
+        decision = decider.decide(prompt, now, (), session, policy, within, two_steps)
         if self.settings.hold and decider.rule(policy) is decider.policy:
             replica = self.replicas[decision.replica]
             if not holding.may_send(replica, decision.prefill_s, now):
-                return holding.hold(prompt, decision, now, session, context, within)
+                return holding.hold(prompt, decision, now, session, context, within, two_steps)
         return self._dispatch.sent(prompt, decision, now)
 
     def dropped(self, held: Held, now: float) -> None:
@@ -318,6 +350,11 @@ class Fleet:
     def selectable(self) -> Mapping[str, Policy]:
         """Others, by kind, that a request may ask for."""
         return self._decider.selectable
+
+    @property
+    def moves_kv(self) -> bool:
+        """Some replicas have a role, or can pull KV."""
+        return self.replicas.moves_kv
 
     @property
     def ready(self) -> bool:

@@ -44,6 +44,7 @@ class Held:
         "prompt",
         "router",
         "session",
+        "two_steps",
         "within",
     )
 
@@ -73,6 +74,8 @@ class Held:
         self.router = router
         self.number = number
         """In that router's journal, if there is one."""
+        self.two_steps = False
+        """It can be prefilled apart."""
         self.within: Collection[int] | None = None
         """The replicas that may have it; ``None``: any."""
         self.own = own

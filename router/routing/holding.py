@@ -90,12 +90,14 @@ class Holding:
         session: str | None,
         context: object,
         within: Collection[int] | None = None,
+        two_steps: bool = False,
     ) -> Held:
         """The request waits for ``decision.replica``."""
         replica = self._replicas[decision.replica]
         allowed_s = self.slo_ttft_s + replica.cost.prefill_s(self._caches.prompt_tokens(prompt), 0)
         held = Held(prompt, decision, decision.prefill_s, now + DEADLINE_SLOS * allowed_s, session, context)
         held.within = within
+        held.two_steps = two_steps
         self._wait(replica, held, now)
         return held
 
@@ -171,7 +173,9 @@ class Holding:
             self._ended(held, withdrawn=True)
             self.expect_first_tokens(now)
             try:
-                held.decision = self._decider.decide(held.prompt, now, (), held.session, None, held.within)
+                held.decision = self._decider.decide(
+                    held.prompt, now, (), held.session, None, held.within, held.two_steps
+                )
             except NoReplica:
                 held.flight = None
                 self.outbox.append(held)

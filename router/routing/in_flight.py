@@ -2,6 +2,7 @@
 
 from router.routing.decision import Decision
 from router.routing.exact_index import Expectation
+from router.routing.kv_route import Step
 from router.routing.ledger import Booking
 from router.routing.prompt_blocks import Prompt
 from router.routing.replica_state import ReplicaState
@@ -73,6 +74,12 @@ class InFlight:
         """What it will have stored, if its prompt was read token by token."""
         self.settled = settled
         """What it was believed to find was computed: the replica had nothing without a first token."""
+
+    @property
+    def pulled(self) -> bool:
+        """Some of its KV comes from another replica."""
+        route = self.decision.route
+        return route is not None and route.step is Step.PULL
 
     @property
     def over(self) -> bool:

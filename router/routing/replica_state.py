@@ -4,11 +4,19 @@ from dataclasses import dataclass, field
 
 from replica.contract.load_report import LoadReport
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
+from replica.contract.transfer_speed import TransferSpeed
 from router.routing.block_source import BlockSettings
 from router.routing.calibration import DEFAULT_DECODE, DEFAULT_PREFILL, ReplicaCost
 from router.routing.credit import Credit
 from router.routing.health import Health, HealthState
 from router.routing.hold_queue import HoldQueue
+from router.routing.kv_route import (
+    TRANSFER_FIXED_S,
+    TRANSFER_REFERENCE_TOKENS,
+    TRANSFER_TOKEN_S,
+    KvPull,
+    Role,
+)
 from router.routing.ledger import Booking, Ledger
 from router.routing.peer_events import Reply
 
@@ -27,6 +35,19 @@ class ReplicaSpec:
     prefill: PrefillCost = DEFAULT_PREFILL
     decode: DecodeCost = DEFAULT_DECODE
     """What its work is taken to cost until it has shown that."""
+    role: Role = Role.BOTH
+    kv_pull: KvPull = KvPull.NONE
+    """How it gets KV that another computed."""
+    kv_source: str | None = None
+    """HOST:PORT where it gives KV to those that pull by ``x-warmroute-kv-source``."""
+    transfer_fixed_s: float = TRANSFER_FIXED_S
+    transfer_token_s: float = TRANSFER_TOKEN_S
+    """What pulling KV is taken to cost it until it has shown that."""
+
+    @property
+    def moves_kv(self) -> bool:
+        """It has a part in moving KV."""
+        return self.role is not Role.BOTH or self.kv_pull is not KvPull.NONE
 
 
 class ReplicaState:
@@ -49,8 +70,10 @@ class ReplicaState:
         "probed",
         "progress_at",
         "requests",
+        "role",
         "room_price_s",
         "spec",
+        "transfer",
         "weight",
     )
 
@@ -59,6 +82,9 @@ class ReplicaState:
         self.spec = spec
         self.name = spec.name
         self.weight = spec.weight
+        self.role = spec.role
+        self.transfer = _transfer(spec)
+        """What pulling KV takes here, by tokens."""
         self.ledger = Ledger(cost)
         self.held = HoldQueue()
         self.health = health
@@ -104,7 +130,10 @@ class ReplicaState:
         """The operator says something else of the same server."""
         if spec.model != self.spec.model:
             self.models = _models(spec)
+        if _transfer_prior(spec) != _transfer_prior(self.spec):
+            self.transfer = _transfer(spec)
         self.spec = spec
+        self.role = spec.role
         self.cost.prior_given(spec.prefill, spec.decode)
         self.weight = spec.weight
 
@@ -119,14 +148,19 @@ class ReplicaState:
         self.ledger.first_token(booking, now)
         self._prefill_over(booking, matched_tokens, now, learn=seen)
 
-    def over(self, booking: Booking, matched_tokens: int, now: float, *, learn: bool) -> bool:
-        """It ended. True if that was before its first token; ``learn``: its prefill took no longer."""
+    def over(
+        self, booking: Booking, matched_tokens: int, now: float, *, learn: bool, computed: bool = True
+    ) -> bool:
+        """It ended. True if that was before its first token; ``learn``: its prefill took no longer.
+
+        ``computed``: all that was not matched was; else how long it took says nothing of prefill.
+        """
         was_queued = booking.state == Booking.QUEUED
         if not learn:
             self.ledger.take_back(booking, now)
         self.ledger.release(booking, now)
         if was_queued:
-            self._prefill_over(booking, matched_tokens, now, learn=learn)
+            self._prefill_over(booking, matched_tokens, now, learn=learn and computed)
         return was_queued
 
     def _prefill_over(self, booking: Booking, matched_tokens: int, now: float, *, learn: bool) -> None:
@@ -152,6 +186,15 @@ class ReplicaState:
         self.last_report = report
         usage = report.kv_usage
         self.room_price_s = 0.0 if usage is None else min(1.0, max(0.0, (usage - 0.8) / 0.2))
+
+
+def _transfer_prior(spec: ReplicaSpec) -> tuple[float, float]:
+    return spec.transfer_fixed_s, spec.transfer_token_s
+
+
+def _transfer(spec: ReplicaSpec) -> TransferSpeed:
+    fixed_s, token_s = _transfer_prior(spec)
+    return TransferSpeed(fixed_s, 1.0 / token_s, reference=TRANSFER_REFERENCE_TOKENS)
 
 
 def _models(spec: ReplicaSpec) -> frozenset[str] | None:

@@ -12,11 +12,13 @@ MODELS_REMEMBERED = 256
 class Candidates:
     """Replicas that may take a request. ``bits``: their indexes."""
 
-    __slots__ = ("bits", "panic", "replicas")
+    __slots__ = ("bits", "moves_kv", "panic", "replicas")
 
     def __init__(self, replicas: Sequence[ReplicaState], *, panic: bool = False) -> None:
         self.replicas = replicas
         self.bits = sum(1 << replica.index for replica in replicas)
+        self.moves_kv = any(replica.spec.moves_kv for replica in replicas)
+        """Some have a role, or can pull KV: see ``pools.py``."""
         self.panic = panic
         """Every replica is ejected: the probes may be wrong, and trying beats refusing."""
 
@@ -28,12 +30,14 @@ class Roster(Collection[ReplicaState]):
     is given to the next replica that joins, the one freed last first, so indexes stay small.
     """
 
-    __slots__ = ("_by_model", "_free", "_serving", "by_index", "slots")
+    __slots__ = ("_by_model", "_free", "_serving", "by_index", "moves_kv", "slots")
 
     def __init__(self) -> None:
         self.by_index: dict[int, ReplicaState] = {}
         self.slots = 0
         """Indexes ever given; every index is below."""
+        self.moves_kv = False
+        """Some replicas have a role, or can pull KV: see ``pools.py``."""
         self._free: list[int] = []
         self._by_model: dict[str | None, Candidates] = {}
         self._serving: Sequence[ReplicaState] | None = None
@@ -87,6 +91,7 @@ class Roster(Collection[ReplicaState]):
         """Some replica's health, models or draining changed."""
         self._by_model.clear()
         self._serving = None
+        self.moves_kv = any(replica.spec.moves_kv for replica in self)
 
     # --- who may take a request -----------------------------------------------------------------
 

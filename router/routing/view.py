@@ -91,6 +91,29 @@ class RoutingRequest:
         self.copy_price = copy_price
         """Share of its price on others that computing a cached prefix once more counts; see ``heat.py``."""
 
+    def with_matched(self, matched_tokens: Sequence[int]) -> "RoutingRequest":
+        """The same request where other tokens are cached."""
+        return self._as(matched_tokens, self.expected_output_tokens)
+
+    def with_reply(self, expected_output_tokens: float) -> "RoutingRequest":
+        """The same request with a reply of another length."""
+        return self._as(self.matched_tokens, expected_output_tokens)
+
+    def _as(self, matched_tokens: Sequence[int], expected_output_tokens: float) -> "RoutingRequest":
+        return RoutingRequest(
+            self.now,
+            self.prompt_tokens,
+            matched_tokens,
+            self.session,
+            self._prompt,
+            self._tokens_per_unit,
+            self.arrivals_per_replica_s,
+            self.fleet_utilization,
+            self.decode_price,
+            expected_output_tokens,
+            self.copy_price,
+        )
+
     @property
     def route_key(self) -> int | None:
         """The block key about 1,024 tokens in, for policies that hash; ``None`` without a block."""

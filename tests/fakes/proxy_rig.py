@@ -5,7 +5,7 @@ import logging
 import random
 import ssl
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import uvloop
@@ -13,11 +13,11 @@ import uvloop
 from router.config import RouterConfig, parse_config
 from router.proxy.counters import Counters
 from router.proxy.data_plane import DataPlane
+from router.proxy.fleet_config import replica_spec
 from router.routing.fleet import Fleet
 from router.routing.fleet_settings import FleetSettings
 from router.routing.health import HealthSettings
 from router.routing.policies import POLICIES
-from router.routing.replica_state import ReplicaSpec
 from tests.fakes.fake_replica import FakeReplica
 from tests.fakes.raw_client import RawAnswer, RawClient
 
@@ -34,10 +34,7 @@ class Rig:
         self.config = config
         self.counters = Counters()
         rng = random.Random(config.seed)
-        specs = [
-            ReplicaSpec(f"r{index}", replica.url, replica_config.model)
-            for index, (replica, replica_config) in enumerate(zip(replicas, config.replicas, strict=True))
-        ]
+        specs = [replica_spec(replica, config) for replica in config.replicas]
         health = HealthSettings(failures_to_eject=config.health.failures_to_eject)
         policy = POLICIES[config.policy.kind](rng)
         self.fleet = Fleet(
@@ -107,17 +104,21 @@ def with_rig(
     model: str | None = None,
     tls: ssl.SSLContext | None = None,
     public_tls: ssl.SSLContext | None = None,
+    each: Sequence[dict[str, Any]] = (),
     **config: Any,
 ) -> Rig:
-    """Run ``scenario`` against a fresh router; then everything must be released."""
+    """Run ``scenario`` against a fresh router; then everything must be released.
+
+    ``each``: more keys of each replica, instead of ``replicas``.
+    """
     config.setdefault("policy", {"kind": "round_robin"})
     config.setdefault("seed", 1)
-    return uvloop.run(_run(scenario, replicas, stop_s, listen, model, tls, public_tls, config))
+    return uvloop.run(_run(scenario, each or [{}] * replicas, stop_s, listen, model, tls, public_tls, config))
 
 
 async def _run(
     scenario: Callable[[Rig], Awaitable[None]],
-    count: int,
+    each: Sequence[dict[str, Any]],
     stop_s: float,
     listen: str,
     model: str | None,
@@ -130,12 +131,12 @@ async def _run(
     loop.set_exception_handler(lambda _, context: faults.append(_described(context)))
     errors = _ErrorLog()
     logging.getLogger("warmroute").addHandler(errors)
-    fakes = [FakeReplica(tls=tls) for _ in range(count)]
+    fakes = [FakeReplica(tls=tls) for _ in each]
     for fake in fakes:
         await fake.start()
     urls = [
-        {"url": fake.url, "name": f"r{index}", **({"model": model} if model else {})}
-        for index, fake in enumerate(fakes)
+        {"url": fake.url, "name": f"r{index}", **({"model": model} if model else {}), **more}
+        for index, (fake, more) in enumerate(zip(fakes, each, strict=True))
     ]
     rig = Rig(fakes, parse_config({"listen": listen, "replicas": urls, **keys}, "test"))
     await rig.plane.start(public_tls)

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replica.contract import transfer_speed
 from replica.contract.prefill_cost import PrefillCost
-from replica.kv_cache import fetch_plan, tier_health, tier_settings, tier_shelf, transfer_speed, write_budget
+from replica.contract.transfer_speed import TransferSpeed
+from replica.kv_cache import fetch_plan, tier_health, tier_settings, tier_shelf, write_budget
 from replica.kv_cache.fetch_plan import Tier, TierSpeed, plan_fetch
 from replica.kv_cache.tier_health import LONGEST_PAUSE_S, TierHealth
 from replica.kv_cache.tier_shelf import TierShelf
-from replica.kv_cache.transfer_speed import TransferSpeed
 from replica.kv_cache.write_budget import DAY_S, WriteBudget
 
 

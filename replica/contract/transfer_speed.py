@@ -1,8 +1,10 @@
-"""What copies from one tier have taken lately: a latency and a bandwidth, fitted, forgotten with time."""
+"""What copies from one place have taken lately: a latency and a bandwidth, fitted, forgotten with time."""
 
-REFERENCE_BYTES = 8_000_000.0
+from typing import Final
+
+REFERENCE_BYTES: Final = 8_000_000.0
 """The assumed figures stand for copies of this size and of size 0."""
-PRIOR_WEIGHT = 0.1
+PRIOR_WEIGHT: Final = 0.1
 """How much each of the two counts beside a measurement."""
 
 
@@ -24,17 +26,25 @@ class TransferSpeed:
     10.1
     """
 
-    __slots__ = ("_at", "_fading", "_half_life_s", "_keep", "_prior")
+    __slots__ = ("_at", "_fading", "_half_life_s", "_keep", "_prior", "_reference")
 
     def __init__(
-        self, latency_s: float, bytes_per_s: float, *, half_life_s: float = 60.0, memory: int = 32
+        self,
+        latency_s: float,
+        bytes_per_s: float,
+        *,
+        half_life_s: float = 60.0,
+        memory: int = 32,
+        reference: float = REFERENCE_BYTES,
     ) -> None:
+        """Sizes may be of another unit than bytes, if ``reference`` is a usual size in it."""
         if latency_s < 0 or bytes_per_s <= 0:
             raise ValueError(f"latency {latency_s} s, {bytes_per_s} bytes/s: give 0 or more, and more than 0")
         self._half_life_s = half_life_s
+        self._reference = reference
         self._keep = 1.0 - 1.0 / memory
-        # Sums of weight, size, seconds, size squared, size times seconds; sizes in units of REFERENCE_BYTES.
-        unit_s = REFERENCE_BYTES / bytes_per_s
+        # Sums of weight, size, seconds, size squared, size times seconds; sizes in units of the reference.
+        unit_s = reference / bytes_per_s
         prior = (2.0, 1.0, 2 * latency_s + unit_s, 1.0, latency_s + unit_s)
         self._prior = tuple(PRIOR_WEIGHT * total for total in prior)
         self._fading = (0.0, 0.0, 0.0, 0.0, 0.0)
@@ -42,7 +52,7 @@ class TransferSpeed:
 
     def observe(self, size_bytes: int, seconds: float, now: float) -> None:
         """A copy of ``size_bytes`` took ``seconds``; or has taken that long and is not done."""
-        x = size_bytes / REFERENCE_BYTES
+        x = size_bytes / self._reference
         kept = tuple(self._keep * total for total in self._faded(now))
         new = (1.0, x, seconds, x * x, x * seconds)
         w, sx, sy, sxx, sxy = (a + b for a, b in zip(kept, new, strict=True))
@@ -61,7 +71,7 @@ class TransferSpeed:
         latency_s = (sy - slope * sx) / w
         if latency_s < 0.0:  # the best line through the origin
             latency_s, slope = 0.0, sxy / sxx
-        return latency_s, slope / REFERENCE_BYTES
+        return latency_s, slope / self._reference
 
     def _faded(self, now: float) -> tuple[float, ...]:
         share = 0.5 ** (max(0.0, now - self._at) / self._half_life_s)
