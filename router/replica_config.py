@@ -16,6 +16,7 @@ from pydantic import (
 from replica.contract.kv_event_endpoint import checked_endpoint, is_wildcard
 from router.config_values import Secret, Section
 from router.cost_config import CostConfig
+from router.engines import ENGINES
 
 
 class KvEventsConfig(Section):
@@ -117,7 +118,8 @@ class TransferConfig(Section):
 class ReplicaTraits(Section):
     """What can be the same for many replicas."""
 
-    kind: Literal["auto", "vllm", "sglang", "warmroute", "openai"] = "auto"
+    kind: Literal["auto", "vllm", "sglang", "llamacpp", "tgi", "warmroute", "openai"] = "auto"
+    """Which engine it is (``router.engines``); ``auto`` finds out."""
     model: str | None = None
     """The model it serves; asked from the replica (``/v1/models``) unless set."""
     api_key: Secret | None = None
@@ -166,4 +168,11 @@ class ReplicaConfig(ReplicaTraits, ReplicaAddress):
     def _tls_fits(self) -> "ReplicaConfig":
         if self.tls is not None and not self.url.startswith("https:"):
             raise ValueError(f"tls belongs to https replicas, not to {self.url}")
+        return self
+
+    @model_validator(mode="after")
+    def _events_fit(self) -> "ReplicaConfig":
+        engine = ENGINES.get(self.kind)
+        if self.kv_events is not None and engine is not None and not engine.publishes_kv_events:
+            raise ValueError(f"kv_events: {engine.title} (kind: {self.kind}) publishes none; leave them out")
         return self

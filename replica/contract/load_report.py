@@ -7,6 +7,8 @@ from dataclasses import dataclass
 class LoadReport:
     """One reading of a replica's own gauges and counters; ``None`` is "not told", never zero."""
 
+    engine: str | None = None
+    """Which kind of server tells, where that is known: "vllm", "sglang" and so on."""
     running: int | None = None
     """Requests in the engine's current batch."""
     waiting: int | None = None

@@ -232,6 +232,7 @@ def _replica_state(fleet: Fleet, replica: ReplicaState, now: float) -> dict[str,
     return {
         "name": replica.name,
         "url": replica.spec.url,
+        "engine": None if report is None else report.engine,
         "weight": replica.weight,
         "role": replica.role.value,
         "kv_pull": replica.spec.kv_pull.value,

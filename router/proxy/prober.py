@@ -1,7 +1,8 @@
 """Asks every replica, at an interval, whether it is well, what it serves and how loaded it is.
 
 Probes run side by side on connections of their own, so one dead host delays nobody and busy traffic
-starves no probe. A probe costs no tokens: ``GET /health``, then ``/v1/models`` and ``/metrics``.
+starves no probe. A probe costs no tokens: ``GET /health``, then ``/v1/models``, ``/metrics`` and where the
+engine tells more (``router.engines``).
 """
 
 import asyncio
@@ -9,14 +10,14 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 
 import aiohttp
-import orjson
 
 from router.config import RouterConfig
 from router.proxy.cache_report import CacheWarnings
+from router.proxy.engine_reader import EngineReader
 from router.proxy.replica_access import ReplicaAccess, replica_accesses
-from router.proxy.vllm_metrics import parse_load_report
 from router.routing.fleet import Fleet
 from router.routing.health import HealthState
 from router.routing.replica_state import ReplicaState
@@ -96,16 +97,18 @@ class Prober:
     async def _ask_for_ever(
         self, session: aiohttp.ClientSession, replica: ReplicaState, asked: "asyncio.Future[None]"
     ) -> None:
+        reader = EngineReader(self._accesses[replica].kind, partial(self._read, session, replica))
         rounds = 0
         logged: HealthState | None = None
         doubted = self._doubted[replica]
         while replica in self._accesses:
             failure = await self._probe(session, replica)
             well = failure is None
-            if well and (rounds % MODELS_EVERY == 0 or not replica.models):
-                await self._ask_models(session, replica)
+            again = rounds % MODELS_EVERY == 0
+            if well and (again or not replica.models):
+                await self._ask_models(reader, replica)
             if well:
-                await self._ask_load(session, replica)
+                await self._ask_load(reader, replica, again=again)
                 rounds += 1
             self._cache_warnings.look(replica)
             after = replica.health.state
@@ -162,25 +165,22 @@ class Prober:
         self._fleet.probe_failed(replica.index, self._clock())
         return f"{asked}: status {status}"
 
-    async def _ask_models(self, session: aiohttp.ClientSession, replica: ReplicaState) -> None:
-        if replica.spec.model:
-            return
-        body = await self._read(session, replica, "/v1/models")
-        if body is None:
-            return
-        try:
-            entries = orjson.loads(body)["data"]
-            models = frozenset(entry["id"] for entry in entries if isinstance(entry["id"], str))
-        except (orjson.JSONDecodeError, KeyError, TypeError):
-            return
-        if models:
+    async def _ask_models(self, reader: EngineReader, replica: ReplicaState) -> None:
+        models = await reader.models()
+        if models and not replica.spec.model:
             self._fleet.models_reported(replica.index, models)
 
-    async def _ask_load(self, session: aiohttp.ClientSession, replica: ReplicaState) -> None:
-        body = await self._read(session, replica, "/metrics")
-        if body is not None:
-            report = parse_load_report(body.decode("utf-8", "replace"))
+    async def _ask_load(self, reader: EngineReader, replica: ReplicaState, *, again: bool) -> None:
+        before = reader.engine
+        report = await reader.load(again=again)
+        if report is not None:
             self._fleet.load_reported(replica.index, report, self._clock())
+        engine = reader.engine
+        if engine is not None and engine is not before:
+            log.info("replica %s runs %s", replica.name, engine.title)
+            listened = {one.effective_name for one in self._config.replicas if one.kv_events is not None}
+            if not engine.publishes_kv_events and replica.name in listened:
+                log.warning("replica %s: kv_events: %s publishes none", replica.name, engine.title)
 
     async def _read(self, session: aiohttp.ClientSession, replica: ReplicaState, path: str) -> bytes | None:
         try:

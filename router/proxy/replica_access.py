@@ -4,11 +4,9 @@ import ssl
 from dataclasses import dataclass, field
 
 from router.config import RouterConfig
+from router.engines import ENGINES
 from router.proxy.tls import replica_context
 from router.replica_config import ReplicaTlsConfig
-
-SALTLESS_KINDS = frozenset({"openai"})
-"""Kinds of replica that refuse fields which are not OpenAI's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +18,8 @@ class ReplicaAccess:
     api_key: str | None = field(default=None, repr=False)
     """Sent as a bearer token."""
     tls: ssl.SSLContext | None = None
+    kind: str = "auto"
+    """Which engine it is taken for."""
     takes_salt: bool = True
     """It may be sent ``cache_salt``: a field that OpenAI does not have."""
 
@@ -44,6 +44,7 @@ def replica_accesses(config: RouterConfig) -> dict[str, ReplicaAccess]:
             replica.url,
             None if key is None else key.get_secret_value(),
             tls,
-            takes_salt=replica.kind not in SALTLESS_KINDS,
+            kind=replica.kind,
+            takes_salt=replica.kind == "auto" or ENGINES[replica.kind].takes_salt,
         )
     return found

@@ -189,19 +189,27 @@ def json_usage(body: bytes) -> Usage | None:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
-    return read_usage(answer.get("usage")) if type(answer) is dict else None
+    return _usage(answer.get("usage"), answer.get("timings")) if type(answer) is dict else None
 
 
 def usage_at_end(tail: bytes) -> Usage | None:
-    """The last usage object in ``tail``, read without the rest of its event.
+    """The last usage object in ``tail``, read without the rest of its event; or llama.cpp's timings.
 
     >>> usage_at_end(b'..."usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":4}}}')
     Usage(prompt_tokens=9, output_tokens=None, cached_tokens=4)
+    >>> usage_at_end(b'..."timings":{"cache_n":236,"prompt_n":1,"predicted_n":35}}')
+    Usage(prompt_tokens=237, output_tokens=35, cached_tokens=236)
     """
-    at = tail.rfind(b'"usage"')
+    usage = _object_at_end(tail, b'"usage"')
+    return _usage(usage, _object_at_end(tail, b'"timings"') if b'"cache_n"' in tail else None)
+
+
+def _object_at_end(tail: bytes, name: bytes) -> Any:
+    """The last object of that ``name`` in ``tail``, if it is whole."""
+    at = tail.rfind(name)
     if at < 0:
         return None
-    start = tail.find(b"{", at, at + 16)
+    start = tail.find(b"{", at, at + len(name) + 9)
     if start < 0:
         return None
     depth = 0
@@ -213,10 +221,23 @@ def usage_at_end(tail: bytes) -> Usage | None:
             depth -= 1
             if not depth:
                 try:
-                    return read_usage(orjson.loads(tail[start : end + 1]))
+                    return orjson.loads(tail[start : end + 1])
                 except orjson.JSONDecodeError:
                     return None
     return None
+
+
+def _usage(usage: Any, timings: Any) -> Usage | None:
+    """The usage object; what it does not tell of the cache from llama.cpp's ``timings``, if there are any."""
+    told = read_usage(usage)
+    if type(timings) is not dict or (told is not None and told.cached_tokens is not None):
+        return told
+    cached, computed = _count(timings.get("cache_n")), _count(timings.get("prompt_n"))
+    if cached is None or computed is None:
+        return told
+    if told is None:
+        return Usage(cached + computed, _count(timings.get("predicted_n")), cached)
+    return Usage(told.prompt_tokens, told.output_tokens, cached)
 
 
 def read_usage(usage: Any) -> Usage | None:

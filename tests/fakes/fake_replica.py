@@ -188,7 +188,9 @@ def openai_plan(request: SeenRequest) -> Plan:
     return [Send(sized(completion()))]
 
 
-PROBED = frozenset({b"/health", b"/v1/models", b"/metrics"})
+PROBED = frozenset(
+    {b"/health", b"/v1/models", b"/metrics", b"/server_info", b"/get_server_info", b"/props", b"/info"}
+)
 
 
 def healthy(probe: SeenRequest) -> Plan:

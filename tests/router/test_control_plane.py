@@ -246,7 +246,7 @@ def test_an_ill_replica_is_ejected_logged_and_comes_back(
         await until(lambda: health_is("healthy"))
         lines = [record.getMessage() for record in caplog.records if record.name == "warmroute.prober"]
         health = ready.router.fleet.replicas[0].spec.url + "/health"
-        assert [line for line in lines if "r0" in line][:2] == [
+        assert [line for line in lines if "r0 is" in line][:2] == [
             "replica r0 is healthy",
             f"replica r0 is ejected: GET {health}: status 503",
         ]

@@ -1,0 +1,47 @@
+"""vLLM: all is on its metrics page, the size of its KV cache as labels of ``vllm:cache_config_info``."""
+
+from replica.contract.load_report import LoadReport
+from router.engines.engine import Engine
+from router.engines.metrics_page import MetricsPage
+
+
+def load(page: MetricsPage) -> LoadReport:
+    """The load report on a page; what is not there stays ``None``.
+
+    >>> page = 'vllm:num_requests_running{model_name="m"} 3.0\\n'
+    >>> page += 'vllm:cache_config_info{block_size="16",num_gpu_blocks="1000"} 1.0\\n'
+    >>> report = load(MetricsPage(page))
+    >>> report.running, report.waiting, report.capacity_tokens
+    (3, None, 16000)
+    """
+    block_size: int | None = None
+    capacity = 0
+    hash_algorithm: str | None = None
+    for config in page.labels("vllm:cache_config_info"):
+        hash_algorithm = config.get("prefix_caching_hash_algo") or hash_algorithm
+        size, blocks = config.get("block_size", ""), config.get("num_gpu_blocks", "")
+        if size.isdigit() and blocks.isdigit() and int(size) > 0:
+            block_size = int(size)
+            capacity += int(size) * int(blocks)
+    usage = page.mean("vllm:kv_cache_usage_perc")
+    return LoadReport(
+        running=page.whole("vllm:num_requests_running"),
+        waiting=page.whole("vllm:num_requests_waiting"),
+        # Its name up to 0.10.
+        kv_usage=page.mean("vllm:gpu_cache_usage_perc") if usage is None else usage,
+        prefix_queried_tokens=page.sum("vllm:prefix_cache_queries"),
+        prefix_hit_tokens=page.sum("vllm:prefix_cache_hits"),
+        capacity_tokens=capacity or None,
+        block_size=block_size,
+        hash_algorithm=hash_algorithm,
+    )
+
+
+ENGINE = Engine(
+    kind="vllm",
+    title="vLLM",
+    load=load,
+    owned_by="vllm",
+    metric_prefix="vllm:",
+    publishes_kv_events=True,
+)
