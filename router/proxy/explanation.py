@@ -45,11 +45,11 @@ def explanation(
             "expected_output_tokens": round(request.expected_output_tokens, 1),
             "copy_price": round(request.copy_price, 4),
         },
-        "candidates": [_candidate(fleet.replicas[row.replica], row) for row in rows],
+        "candidates": [_candidate(fleet.replicas[row.replica], row, request) for row in rows],
     }
 
 
-def _candidate(replica: ReplicaState, row: Assessment) -> dict[str, Any]:
+def _candidate(replica: ReplicaState, row: Assessment, request: RoutingRequest) -> dict[str, Any]:
     return {
         "replica": replica.name,
         "role": replica.role.value,
@@ -57,7 +57,7 @@ def _candidate(replica: ReplicaState, row: Assessment) -> dict[str, Any]:
         "queued": replica.ledger.queued,
         "decoding": replica.ledger.decoding,
         "held": len(replica.held),
-        "held_behind": replica.held.behind(row.prefill_s),
+        "held_behind": replica.held.behind(row.prefill_s, request.prompt),
         "step_ms": _ms(replica.cost.step_s(replica.ledger.decoding)),
         "utilization": round(replica.ledger.load, 4),
         "wait_ms": _ms(row.wait_s),

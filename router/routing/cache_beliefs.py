@@ -13,6 +13,7 @@ from router.routing.block_source import BlockSettings
 from router.routing.exact_index import ExactIndex, Expectation
 from router.routing.prefix_index import PrefixIndex
 from router.routing.prompt_blocks import BlockLayout, Prompt
+from router.routing.tenant import Tenant
 from router.routing.text_bridge import TextBridge
 from router.routing.token_ratio import TokenRatio
 
@@ -106,9 +107,9 @@ class CacheBeliefs:
         """The prompt's blocks will be there, ``matched_tokens`` of it already are. End what is returned."""
         if self._use_index:
             if prompt.chains is not None:
-                return self.exact.sent(replica, prompt.chains, matched_tokens)
+                return self.exact.sent(replica, prompt.chains, matched_tokens, prompt.tenant)
             if prompt.keys and prompt.units <= self.text.capacity(replica):  # else it cannot be held
-                self.text.insert(replica, prompt.keys)
+                self.text.insert(replica, prompt.keys, prompt.tenant)
         return None
 
     def computed(self, expectation: Expectation) -> None:
@@ -131,41 +132,51 @@ class CacheBeliefs:
         """
         if prompt.chains is None:
             self._bridge.cleared(replica)
-            self.text.insert(replica, prompt.keys)
+            self.text.insert(replica, prompt.keys, prompt.tenant)
         elif self.exact.seems_empty(replica):
-            self.exact.guess(replica, prompt.chains)
+            self.exact.guess(replica, prompt.chains, prompt.tenant)
         else:
             return False
         return True
 
     # --- what other routers tell ----------------------------------------------------------------
 
-    def named(self, replica: int, keys: Sequence[int], naming: str | None) -> Prompt:
+    def named(
+        self, replica: int, keys: Sequence[int], naming: str | None, tenant: Tenant | None = None
+    ) -> Prompt:
         """A prompt that another router sent to ``replica``, as far as this one needs to know it.
 
         ``naming`` is the one ``keys`` are in, ``None`` for text; keys in one that is not the replica's say
         nothing here.
         """
         if naming is None:
-            return Prompt(keys=keys, units=0, layout=self.layout)
-        own = self.exact.naming(replica)
-        return Prompt(keys=(), units=0, chains={own: keys} if naming == own.described() else {})
+            prompt = Prompt(keys=keys, units=0, layout=self.layout)
+        else:
+            own = self.exact.naming(replica)
+            prompt = Prompt(keys=(), units=0, chains={own: keys} if naming == own.described() else {})
+        prompt.tenant = tenant
+        return prompt
 
-    def stored(self, replica: int, keys: Sequence[int], naming: str | None) -> None:
+    def stored(
+        self, replica: int, keys: Sequence[int], naming: str | None, tenant: Tenant | None = None
+    ) -> None:
         """Another router tells that ``replica`` has computed this prompt."""
         prompt = self.named(replica, keys, naming)
         if prompt.chains is not None:
-            self.exact.guess(replica, prompt.chains)
+            self.exact.guess(replica, prompt.chains, tenant)
         elif self._use_index and keys:
-            self.text.insert(replica, keys)
+            self.text.insert(replica, keys, tenant)
 
-    def chains(self, replica: int) -> Iterator[tuple[str | None, Sequence[int]]]:
-        """What ``replica`` is believed to hold by what was sent there: (naming, keys), the latest last."""
-        for keys in self.text.chains(replica):
-            yield None, keys
+    def chains(self, replica: int) -> Iterator[tuple[str | None, Sequence[int], str]]:
+        """What ``replica`` is believed to hold by what was sent there, the latest last.
+
+        Naming, keys and the namespace of the tenant whose they are.
+        """
+        for namespace, keys in self.text.chains(replica):
+            yield None, keys, namespace
         name = self.exact.naming(replica).described()
-        for keys in self.exact.guesses(replica):
-            yield name, keys
+        for namespace, keys in self.exact.guesses(replica):
+            yield name, keys, namespace
 
     # --- what is heard of replicas --------------------------------------------------------------
 

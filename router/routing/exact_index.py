@@ -21,6 +21,7 @@ from router.routing.event_doubt import EventDoubt
 from router.routing.prefix_index import PrefixIndex
 from router.routing.prompt_blocks import UniformLayout
 from router.routing.replica_bits import bits
+from router.routing.tenant import Tenant
 
 EXPECTED_BLOCKS = 2_048
 """Of a longer prompt so many new blocks are expected; the rest counts when it is announced."""
@@ -188,7 +189,7 @@ class ExactIndex:
         """How the replica names its blocks, as far as is known."""
         return self._sources[replica].naming
 
-    def guesses(self, replica: int) -> Iterator[Sequence[int]]:
+    def guesses(self, replica: int) -> Iterator[tuple[str, Sequence[int]]]:
         """Chains of what is guessed of the replica's cache; see ``PrefixIndex.chains``."""
         return self._guessed.chains(replica)
 
@@ -213,24 +214,26 @@ class ExactIndex:
 
     # --- a request's life -----------------------------------------------------------------------
 
-    def sent(self, replica: int, chains: Chains, matched_tokens: int) -> Expectation | None:
+    def sent(
+        self, replica: int, chains: Chains, matched_tokens: int, tenant: Tenant | None = None
+    ) -> Expectation | None:
         """A request goes to ``replica``, which is believed to hold ``matched_tokens``: expect the rest."""
         source = self._sources[replica]
         keys = chains.get(source.naming)
         if not keys:
             return None
-        self._guessed.insert(replica, keys)
+        self._guessed.insert(replica, keys, tenant)
         before = matched_tokens // source.naming.block_tokens
         told = keys[before : before + EXPECTED_BLOCKS] if source.events else ()
         if told:
             self._told.expect(replica, told)
         return Expectation(replica, keys, before, told)
 
-    def guess(self, replica: int, chains: Chains) -> None:
+    def guess(self, replica: int, chains: Chains, tenant: Tenant | None = None) -> None:
         """The replica has shown that it holds the whole prompt."""
         keys = chains.get(self._sources[replica].naming)
         if keys:
-            self._guessed.insert(replica, keys)
+            self._guessed.insert(replica, keys, tenant)
 
     def over(self, expectation: Expectation, *, computed: bool) -> None:
         """The request is over; ``computed``: its prompt was, so its blocks should have been announced."""

@@ -87,6 +87,7 @@ class Fleet:
             caches,
             traffic,
             hot,
+            self.tenants,
             queue_changed=self._holding.peers_changed,
             drained=self._availability.changed,
         )
@@ -189,7 +190,7 @@ class Fleet:
         decision = decider.decide(prompt, now, (), session, policy, within, two_steps)
         if self.settings.hold and decider.rule(policy) is decider.policy:
             replica = self.replicas[decision.replica]
-            if not holding.may_send(replica, decision.prefill_s, now):
+            if not holding.may_send(replica, prompt, decision.prefill_s, now):
                 return holding.hold(prompt, decision, now, session, context, within, two_steps)
         return self._dispatch.sent(prompt, decision, now)
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from router.routing.exact_index import Expectation
     from router.routing.in_flight import InFlight
+    from router.routing.tenant import Tenant
 
 _prefill = attrgetter("prefill_s")
 _order = attrgetter("prefill_s", "router", "number")
@@ -38,13 +39,17 @@ class Held:
         "decision",
         "expectation",
         "flight",
+        "new_tokens",
         "number",
         "own",
         "prefill_s",
+        "priority",
         "prompt",
         "router",
         "session",
+        "tenant",
         "two_steps",
+        "weight",
         "within",
     )
 
@@ -60,8 +65,16 @@ class Held:
         router: str = "",
         number: int = 0,
         own: bool = True,
+        new_tokens: int = 1,
     ) -> None:
         self.prompt = prompt
+        tenant: Tenant | None = None if prompt is None else prompt.tenant
+        self.tenant = "" if tenant is None else tenant.name
+        """In whose lane it waits (``fair_queue``); "" where tenants are not told apart."""
+        self.weight = 1.0 if tenant is None else tenant.weight
+        self.priority: int = 0 if prompt is None else prompt.priority
+        self.new_tokens = new_tokens
+        """Of its prompt, those that are not cached where it waits."""
         self.decision = decision
         self.prefill_s = prefill_s
         self.deadline = deadline

@@ -65,11 +65,11 @@ class Holding:
 
     # --- one request ----------------------------------------------------------------------------
 
-    def may_send(self, replica: ReplicaState, prefill_s: float, now: float) -> bool:
+    def may_send(self, replica: ReplicaState, prompt: Prompt, prefill_s: float, now: float) -> bool:
         """A request of ``prefill_s`` need not wait for ``replica``: nobody who does goes before it."""
         first = replica.held.next(now)
         if first is not None:
-            if prefill_s >= first.prefill_s or now >= first.deadline:
+            if not replica.held.goes_before(first, prompt, prefill_s, now):
                 return False
             if not replica.ledger.queued:
                 return not first.own
@@ -103,6 +103,7 @@ class Holding:
 
     def _wait(self, replica: ReplicaState, held: Held, now: float) -> None:
         held.prefill_s = held.decision.prefill_s
+        held.new_tokens = self._caches.prompt_tokens(held.prompt) - held.decision.matched_tokens
         if self.journal is not None:
             self.journal.held(held, replica, now)
         replica.held.add(held)
@@ -148,7 +149,7 @@ class Holding:
                 if mine is None:
                     return
                 held = mine
-            queue.remove(held)
+            queue.sent(held)
             self._ended(held)
             held.flight = self._dispatch.sent(held.prompt, held.decision, now)
             held.flight.settled = False  # what it was believed to find is from when it was held
@@ -181,7 +182,7 @@ class Holding:
                 self.outbox.append(held)
                 continue
             other = self._replicas[held.decision.replica]
-            if other is not replica and not self.may_send(other, held.decision.prefill_s, now):
+            if other is not replica and not self.may_send(other, held.prompt, held.decision.prefill_s, now):
                 self._wait(other, held, now)
                 continue
             held.flight = self._dispatch.sent(held.prompt, held.decision, now)

@@ -80,6 +80,9 @@ class Journal:
             held.decision.matched_tokens,
             keys,
             naming,
+            held.tenant,
+            held.priority,
+            held.new_tokens,
         )
         self._outstanding[number] = event
         self._deadlines[number] = held.deadline
@@ -106,6 +109,7 @@ class Journal:
             decision.prefill_s + decision.saved_s if arrived else None,
             keys,
             naming,
+            "" if flight.prompt.tenant is None else flight.prompt.tenant.name,
         )
         self._outstanding[number] = event
         self._tell(event)
@@ -176,7 +180,7 @@ class Journal:
 
     def _keep_prompts(self, events: Iterable[PeerEvent]) -> None:
         self._missed.extend(
-            PromptStored(event.replica, event.keys, event.naming)
+            PromptStored(event.replica, event.keys, event.naming, event.tenant)
             for event in events
             if type(event) is WorkSent and event.keys
         )

@@ -26,6 +26,11 @@ class WorkHeld(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
     matched_tokens: Count
     keys: Keys
     naming: str | None = None
+    tenant: str = ""
+    """Whose it is; "" where tenants are not told apart."""
+    priority: int = 0
+    new_tokens: Count = 0
+    """Of its prompt, those that are not cached there."""
 
 
 class WorkSent(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
@@ -43,6 +48,7 @@ class WorkSent(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
     """The chained keys of its prompt's whole blocks, in ``naming``."""
     naming: str | None = None
     """``None``: keys of text. Else the replica's own, as ``BlockNaming.described`` has it."""
+    tenant: str = ""
 
 
 class FirstTokenCame(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
@@ -96,6 +102,7 @@ class PromptStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=8
     replica: str
     keys: Keys
     naming: str | None = None
+    tenant: str = ""
 
 
 class PrefixesAsked(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=9):

@@ -26,15 +26,18 @@ from router.routing.peer_events import (
     WorkSent,
 )
 from router.routing.prompt_blocks import Prompt
+from router.routing.quota import Quota
 from router.routing.replica_state import ReplicaState
 from router.routing.roster import Roster
+from router.routing.tenant import Tenant
+from router.routing.tenant_book import TenantBook
 from router.routing.traffic import Traffic
 
 
 class _Work:
     """A peer's request on a replica."""
 
-    __slots__ = ("booking", "expectation", "matched_tokens", "prompt", "replica")
+    __slots__ = ("booking", "charged", "expectation", "matched_tokens", "prompt", "quota", "replica")
 
     def __init__(
         self,
@@ -43,12 +46,17 @@ class _Work:
         prompt: Prompt,
         matched_tokens: int,
         expectation: Expectation | None,
+        quota: Quota | None,
+        charged: int,
     ) -> None:
+        """``charged``: so many tokens to its tenant's ``quota``, if there are limits."""
         self.replica = replica
         self.booking = booking
         self.prompt = prompt
         self.matched_tokens = matched_tokens
         self.expectation = expectation
+        self.quota = quota
+        self.charged = charged
 
 
 class Peers:
@@ -61,6 +69,7 @@ class Peers:
         "_held",
         "_queue_changed",
         "_replicas",
+        "_tenants",
         "_touched",
         "_traffic",
         "_work",
@@ -75,6 +84,7 @@ class Peers:
         caches: CacheBeliefs,
         traffic: Traffic,
         hot: HotPrefixes,
+        tenants: TenantBook,
         *,
         queue_changed: Callable[[ReplicaState, float], None],
         drained: Callable[[ReplicaState, float], None],
@@ -84,11 +94,12 @@ class Peers:
         self._caches = caches
         self._traffic = traffic
         self.hot = hot
+        self._tenants = tenants
         self._queue_changed = queue_changed
         self._drained = drained
         self._by_name: dict[str, ReplicaState] = {}
         self._work: dict[str, dict[int, _Work]] = {}
-        self._held: dict[str, dict[int, tuple[ReplicaState, Held, int]]] = {}
+        self._held: dict[str, dict[int, tuple[ReplicaState, Held, int, Quota | None]]] = {}
         self._touched: dict[int, ReplicaState] = {}
         self.doubted: set[str] = set()
         """Names of replicas that a peer ejected; whoever probes them takes them out."""
@@ -149,10 +160,14 @@ class Peers:
         if replica is None or event.request in self._work.get(router, ()):
             return  # told once more
         booking = replica.book(event.prefill_s, event.new_tokens, event.expected_output_tokens, now)
-        prompt = self._caches.named(replica.index, event.keys, event.naming)
+        prompt = self._caches.named(replica.index, event.keys, event.naming, self._tenant(event.tenant))
         expectation = self._caches.sent(replica.index, prompt, event.matched_tokens)
+        quota, charged = self._began(event.tenant), 0
+        if quota is not None and event.cold_prefill_s is not None:
+            charged = event.matched_tokens + event.new_tokens + event.expected_output_tokens
+            quota.peer_charged(1, charged, now)
         self._work.setdefault(router, {})[event.request] = _Work(
-            replica, booking, prompt, event.matched_tokens, expectation
+            replica, booking, prompt, event.matched_tokens, expectation, quota, charged
         )
         if event.cold_prefill_s is not None:
             self._traffic.arrived(now, event.cold_prefill_s)
@@ -185,6 +200,12 @@ class Peers:
             self._caches.withdrawn(replica.index, work.prompt, work.matched_tokens, work.expectation)
         elif work.expectation is not None:
             self._caches.computed(work.expectation)
+        if work.quota is not None:
+            work.quota.peer_ended()
+            if not computed:
+                work.quota.peer_charged(0, -work.charged, now)
+            elif reply is not None and work.charged:
+                work.quota.peer_charged(0, reply.output_tokens - work.booking.expected_output_tokens, now)
         if reply is not None:
             replica.progress_at = now
             self._traffic.replied(reply.output_tokens)
@@ -195,7 +216,8 @@ class Peers:
         replica = self._named(event.replica)
         if replica is None or event.request in self._held.get(router, ()):
             return  # told once more
-        prompt = self._caches.named(replica.index, event.keys, event.naming)
+        prompt = self._caches.named(replica.index, event.keys, event.naming, self._tenant(event.tenant))
+        prompt.priority = event.priority
         held = Held(
             prompt,
             None,
@@ -204,23 +226,44 @@ class Peers:
             router=router,
             number=event.request,
             own=False,
+            new_tokens=event.new_tokens,
         )
         # Its siblings should come here, too.
         held.expectation = self._caches.sent(replica.index, prompt, event.matched_tokens)
         replica.held.add(held)
-        self._held.setdefault(router, {})[event.request] = replica, held, event.matched_tokens
+        self._held.setdefault(router, {})[event.request] = (
+            replica,
+            held,
+            event.matched_tokens,
+            self._began(event.tenant),
+        )
 
     def _unhold(self, router: str, number: int, *, computed: bool) -> None:
         entry = self._held.get(router, {}).pop(number, None)
         if entry is None:
             return
-        replica, held, matched_tokens = entry
-        replica.held.remove(held)
+        replica, held, matched_tokens, quota = entry
+        if quota is not None:
+            quota.peer_ended()
+        if computed:
+            replica.held.sent(held)
+        else:
+            replica.held.remove(held)
         if replica not in self._replicas:
             return
         if held.expectation is not None or not computed:
             self._caches.withdrawn(replica.index, held.prompt, matched_tokens, held.expectation)
         self._touched[replica.index] = replica
+
+    def _tenant(self, name: str) -> Tenant | None:
+        return self._tenants.tenant(name) if name else None
+
+    def _began(self, tenant: str) -> Quota | None:
+        """A peer's request of this tenant began; whoever keeps the quota says when it ended."""
+        quota = self._tenants.quotas.get(tenant) if tenant else None
+        if quota is not None:
+            quota.peer_began()
+        return quota
 
     def _heard_of(self, event: PeerEvent, now: float) -> None:
         """News of a replica, not of a request."""
@@ -230,7 +273,7 @@ class Peers:
             return
         match event:
             case PromptStored():
-                self._caches.stored(replica.index, event.keys, event.naming)
+                self._caches.stored(replica.index, event.keys, event.naming, self._tenant(event.tenant))
             case CacheLost():
                 self._caches.unreachable(replica.index)
             case ReplicaFailed():

@@ -4,22 +4,25 @@ One radix tree over chained block keys serves all replicas. A node is a run of b
 replicas hold it; each replica's nodes stand in the order of their last use (``prefix_node``). Because a key
 names its whole prefix, a run matches if its last key does, and a partial match is found by bisection.
 A replica that holds a node holds all nodes above it, so what it holds is a tree too, and its least recently
-used leaves are forgotten first: tails before heads, as engines do.
+used leaves are forgotten first: tails before heads, as engines do. Of a tenant's namespace no more is kept
+than its share; for what is more, its own least recently used leaves are forgotten.
 
 ::
 
     root ── [system prompt] ──┬── [chat A: turns 1-3]     held by 0
             held by 0 and 1   └── [chat B: turn 1]        held by 1
 
-Memory per block and replica: 42 to 46 bytes for prompts with 8 blocks of their own, 12 for 72
+Memory per block and replica: 44 to 48 bytes for prompts with 8 blocks of their own, 12 for 72
 (``python -m tests.router.test_index_memory``).
 """
 
 from array import array
 from collections.abc import Iterator, Sequence
 
-from router.routing.prefix_node import Hold, Node, OtherHold
+from router.routing.prefix_node import Hold, Node, OtherHold, Space
+from router.routing.prefix_spaces import Spaces
 from router.routing.prompt_blocks import BlockLayout
+from router.routing.tenant import Tenant
 
 
 class PrefixIndex:
@@ -38,10 +41,11 @@ class PrefixIndex:
 
     def __init__(self, replicas: int, layout: BlockLayout, capacity: int) -> None:
         self._end = layout.end
-        self._root = Node(0, array("Q"), 0, None)
+        self._spaces = Spaces()
+        self._nobodys = self._spaces.nobodys
+        self._root = Node(0, array("Q"), 0, None, self._nobodys)
         self._capacity: list[int] = []
         self._held: list[int] = []
-        self._rings: list[Hold] = []
         self._bits: list[int] = []
         self._all = 0
         for _ in range(replicas):
@@ -52,15 +56,17 @@ class PrefixIndex:
         self._capacity.append(capacity)
         self._bits.append(1 << len(self._held))
         self._held.append(0)
-        ring = Hold(len(self._rings))
-        ring.older = ring.newer = ring
-        self._rings.append(ring)
+        self._spaces.add_replica()
         self._all = (1 << len(self._held)) - 1
         return len(self._held) - 1
 
     def held(self, replica: int) -> int:
         """Units ``replica`` is believed to hold."""
         return self._held[replica]
+
+    def held_of(self, replica: int, namespace: str) -> int:
+        """Of them, those of one tenant or group."""
+        return self._spaces.held(replica, namespace)
 
     def capacity(self, replica: int) -> int:
         """Units the index keeps for ``replica`` at most."""
@@ -110,20 +116,25 @@ class PrefixIndex:
                 mask ^= low
         return matched
 
-    def insert(self, replica: int, keys: Sequence[int]) -> None:
-        """``replica`` is about to hold all of ``keys``; its least recently used tails make room."""
+    def insert(self, replica: int, keys: Sequence[int], tenant: Tenant | None = None) -> None:
+        """``replica`` is about to hold all of ``keys``; its least recently used tails make room.
+
+        ``tenant``: whose salt is in the keys, where tenants are told apart.
+        """
         length = len(keys)
         if not length:
             return
         bit = self._bits[replica]
-        above = self._rings[replica]  # its holds on the path stand below each other, from the newest down
+        known = self._root.children.get(keys[0])
+        space = self._spaces.entered(replica, None if known is None else known.space, tenant)
+        above = space.rings[replica]  # its holds on the path stand below each other, from the newest down
         top = bottom = above  # what stands so already and moves there together; nothing where it is ``above``
         node, depth = self._root, 0
         while depth < length:
             child = node.children.get(keys[depth])
             if child is None:
                 above = bottom = top = _moved(bottom, top, above)
-                self._append(node, replica, keys, depth, above)
+                node = self._append(node, replica, keys, depth, above, space)
                 break
             common = _common(child.keys, keys, depth, length)
             if common < len(child.keys) and (common + depth < length or not child.mask & bit):
@@ -134,7 +145,7 @@ class PrefixIndex:
                 bottom = top = child.new_hold(replica, bit)
                 bottom.link(above)
                 above = bottom
-                self._held[replica] += self._end(child.stop) - self._end(child.start)
+                self._count(replica, space, self._end(child.stop) - self._end(child.start))
             else:
                 hold = bottom.older
                 if hold is child or (isinstance(hold, OtherHold) and hold.node is child):
@@ -147,8 +158,12 @@ class PrefixIndex:
             depth += common
             node = child
         _moved(bottom, top, above)
+        if tenant is not None:
+            self._used(replica, node)
         if self._held[replica] > self._capacity[replica]:
             self._evict(replica)
+        if tenant is not None:
+            self._keep_share(replica, space, int(tenant.index_share * self._capacity[replica]))
 
     def truncate(self, replica: int, keys: Sequence[int], blocks: int) -> None:
         """``replica`` turned out to hold only the first ``blocks`` of ``keys``: forget what follows."""
@@ -174,28 +189,32 @@ class PrefixIndex:
 
     def clear(self, replica: int) -> None:
         """``replica`` holds nothing any more."""
-        ring = self._rings[replica]
-        while ring.newer is not ring:
-            self._release(_node(ring.newer), replica)
+        for space in self._spaces.of(replica):
+            ring = space.rings[replica]
+            while ring.newer is not ring:
+                self._release(_node(ring.newer), replica)
+        self._spaces.emptied(replica)
 
-    def chains(self, replica: int) -> Iterator[Sequence[int]]:
-        """Key chains that make up all ``replica`` holds, the least recently used first.
+    def chains(self, replica: int) -> Iterator[tuple[str, Sequence[int]]]:
+        """Key chains that make up all ``replica`` holds, with their namespace, the least recently used first.
 
         The index may change meanwhile: what is gone by then is left out. Cost: O(nodes) at the start, then
         O(blocks) for each chain.
         """
         bit = self._bits[replica]
-        ring = hold = self._rings[replica]
-        leaves: list[Node] = []
+        leaves: list[tuple[int, Node]] = []
         inner: set[Node | None] = set()
-        while (hold := hold.newer) is not ring:
-            node = _node(hold)
-            if node not in inner:
-                leaves.append(node)
-            inner.add(node.parent)
+        for space in self._spaces.of(replica):
+            ring = hold = space.rings[replica]
+            while (hold := hold.newer) is not ring:
+                node = _node(hold)
+                if node not in inner:
+                    leaves.append((hold.tick, node))
+                inner.add(node.parent)
+        leaves.sort(key=_first)
 
-        def walk() -> Iterator[Sequence[int]]:
-            for leaf in leaves:
+        def walk() -> Iterator[tuple[str, Sequence[int]]]:
+            for _, leaf in leaves:
                 if leaf.parent is None or not leaf.mask & bit:
                     continue
                 runs = []
@@ -203,7 +222,7 @@ class PrefixIndex:
                 while node is not None and node is not self._root:
                     runs.append(node.keys)
                     node = node.parent
-                yield [key for run in reversed(runs) for key in run]
+                yield leaf.space.name, [key for run in reversed(runs) for key in run]
 
         return walk()
 
@@ -213,26 +232,41 @@ class PrefixIndex:
 
     # --- the tree -------------------------------------------------------------------------------
 
-    def _append(self, parent: Node, replica: int, keys: Sequence[int], depth: int, above: Hold) -> None:
-        """Blocks from ``depth`` on are new to the tree: grow ``parent`` if it is this replica's own leaf."""
+    def _append(
+        self, parent: Node, replica: int, keys: Sequence[int], depth: int, above: Hold, space: Space
+    ) -> Node:
+        """Blocks from ``depth`` on are new to the tree: grow ``parent`` if it is this replica's own leaf.
+
+        The node they are in.
+        """
         bit = self._bits[replica]
-        self._held[replica] += self._end(len(keys)) - self._end(depth)
+        self._count(replica, space, self._end(len(keys)) - self._end(depth))
         if parent is not self._root and parent.mask == bit and not parent.children:
             parent.keys.extend(keys[depth:])
-            return
-        node = Node(replica, array("Q", keys[depth:]), depth, parent)
+            return parent
+        node = Node(replica, array("Q", keys[depth:]), depth, parent, space)
         parent.add_child(node)
         node.new_hold(replica, bit).link(above)
+        return node
+
+    def _count(self, replica: int, space: Space, units: int) -> None:
+        """``replica`` holds so many more units there."""
+        self._held[replica] += units
+        if space is not self._nobodys:
+            space.held[replica] = space.held.get(replica, 0) + units
 
     def _split(self, node: Node, blocks: int) -> Node:
         """Cut ``node`` after ``blocks`` blocks; the new upper part is returned, ``node`` is the tail."""
         parent = node.parent
         assert parent is not None and 0 < blocks < len(node.keys)
-        upper = Node(node.replica, node.keys[:blocks], node.start, parent)
+        upper = Node(node.replica, node.keys[:blocks], node.start, parent, node.space)
         upper.new_hold(node.replica, self._bits[node.replica]).link(node.newer)
+        upper.tick = node.tick
         if node.others is not None:
             for hold in node.others:
-                upper.new_hold(hold.replica, self._bits[hold.replica]).link(hold.newer)
+                other = upper.new_hold(hold.replica, self._bits[hold.replica])
+                other.tick = hold.tick
+                other.link(hold.newer)
         parent.add_child(upper)
         node.keys = node.keys[blocks:]
         node.start += blocks
@@ -245,7 +279,7 @@ class PrefixIndex:
         parent = node.parent
         assert parent is not None
         node.release(replica, self._bits[replica])
-        self._held[replica] -= self._end(node.stop) - self._end(node.start)
+        self._count(replica, node.space, self._end(node.start) - self._end(node.stop))
         if not node.mask:
             parent.drop_child(node)
             node.parent = None
@@ -284,17 +318,37 @@ class PrefixIndex:
     # --- eviction -------------------------------------------------------------------------------
 
     def _evict(self, replica: int) -> None:
-        ring, end = self._rings[replica], self._end
+        """Forget what ``replica`` holds over its capacity."""
         capacity = self._capacity[replica]
-        while (excess := self._held[replica] - capacity) > 0 and ring.newer is not ring:
-            node = _node(ring.newer)
-            keep = len(node.keys)
-            stop = end(node.stop)
-            while keep and stop - end(node.start + keep) < excess:
-                keep -= 1
-            if keep:
-                self._split(node, keep)
-            self._release(node, replica)
+        while (excess := self._held[replica] - capacity) > 0:
+            oldest = self._spaces.oldest(replica)
+            if oldest is None:
+                return
+            self._forget(replica, _node(oldest), excess)
+
+    def _keep_share(self, replica: int, space: Space, most: int) -> None:
+        """Forget what the namespace fills over ``most``."""
+        ring = space.rings[replica]
+        while (excess := space.held.get(replica, 0) - most) > 0 and ring.newer is not ring:
+            self._forget(replica, _node(ring.newer), excess)
+
+    def _forget(self, replica: int, node: Node, excess: int) -> None:
+        """``node`` is its oldest somewhere, and so a leaf of what it holds: its last ``excess`` units go."""
+        end, keep = self._end, len(node.keys)
+        stop = end(node.stop)
+        while keep and stop - end(node.start + keep) < excess:
+            keep -= 1
+        if keep:
+            self._split(node, keep)
+        self._release(node, replica)
+
+    def _used(self, replica: int, node: Node) -> None:
+        """A tenant's prompt ends in ``node``: all it holds of it is as new now."""
+        tick, bit = self._spaces.next_tick(), self._bits[replica]
+        above: Node | None = node
+        while above is not None and above is not self._root:
+            above.hold(replica, bit).tick = tick
+            above = above.parent
 
     def _walk(self) -> Iterator[Node]:
         stack = list(self._root.children.values())
@@ -306,6 +360,7 @@ class PrefixIndex:
     def check_invariants(self) -> None:
         """Raise ``AssertionError`` if counts, masks, rings or the tree's shape disagree. O(everything)."""
         held = [0] * len(self._held)
+        of_space: dict[tuple[Space, int], int] = {}
         for node in self._walk():
             assert node.keys and node.mask, "an empty node"
             holders = [node.replica, *(hold.replica for hold in node.others or ())]
@@ -315,15 +370,26 @@ class PrefixIndex:
             if parent is not self._root:
                 assert node.start == parent.stop, "start"
                 assert node.mask & ~parent.mask == 0, "a child is held where its parent is not"
+                assert node.space is parent.space, "space"
             for replica in holders:
-                held[replica] += self._end(node.stop) - self._end(node.start)
+                units = self._end(node.stop) - self._end(node.start)
+                held[replica] += units
+                place = node.space, replica
+                of_space[place] = of_space.get(place, 0) + units
         assert held == self._held, f"held {self._held}, counted {held}"
         for replica, size in enumerate(held):
             assert size <= self._capacity[replica], "over capacity"
-            self._check_ring(replica)
+            spaces = list(self._spaces.of(replica))
+            seen = sum(self._check_ring(replica, space) for space in spaces)
+            assert seen == sum(1 for node in self._walk() if node.mask >> replica & 1), "not in a ring"
+            for space in spaces:
+                known = of_space.get((space, replica), 0)
+                assert space is self._nobodys or space.held.get(replica, 0) == known, "held of"
+        self._spaces.check_invariants()
 
-    def _check_ring(self, replica: int) -> None:
-        ring = hold = self._rings[replica]
+    def _check_ring(self, replica: int, space: Space) -> int:
+        """How many holds are in it."""
+        ring = hold = space.rings[replica]
         seen: set[Node | None] = {self._root}
         while (hold := hold.older) is not ring:
             node = _node(hold)
@@ -331,9 +397,15 @@ class PrefixIndex:
             assert hold is node.hold(replica, self._bits[replica]) and node.mask >> replica & 1, (
                 "a hold of nothing"
             )
+            assert node.space is space, "in another's ring"
+            assert hold.newer is ring or hold.tick <= hold.newer.tick, "ticks"
             assert node.parent in seen, "a node used later than the one above it"
             seen.add(node)
-        assert len(seen) == 1 + sum(1 for node in self._walk() if node.mask >> replica & 1), "not in the ring"
+        return len(seen) - 1
+
+
+def _first(leaf: tuple[int, Node]) -> int:
+    return leaf[0]
 
 
 def _node(hold: Hold) -> Node:

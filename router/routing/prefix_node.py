@@ -4,6 +4,8 @@ Most nodes are the unshared ends of prompts, held by one replica: there may be a
 itself the hold of its first holder; only holds of others are objects of their own. Each replica's holds are
 linked in the order of their last use. What a prompt uses is linked tail first, so a hold is always older than
 the holds of the nodes above it: the oldest one is a leaf of what its replica holds, and no heap is needed.
+Where tenants are told apart, a replica has a ring for each namespace (``Space``), and holds know when they
+were last used, so that rings can be compared.
 
 ::
 
@@ -25,13 +27,15 @@ class Hold:
     (None, None, True, None, True)
     """
 
-    __slots__ = ("newer", "older", "replica")
+    __slots__ = ("newer", "older", "replica", "tick")
 
     newer: "Hold"
     older: "Hold"
 
     def __init__(self, replica: int) -> None:
         self.replica = replica
+        self.tick = 0
+        """Of the last use by a tenant."""
 
     def link(self, newer: "Hold") -> None:
         """Stand just below ``newer``."""
@@ -46,13 +50,36 @@ class Hold:
         self.newer.older = self.older
 
 
+class Space:
+    """The rings of one namespace, by replica, and how much is in them. One without a name is nobody's."""
+
+    __slots__ = ("held", "name", "rings")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.rings: dict[int, Hold] = {}
+        """Their ends."""
+        self.held: dict[int, int] = {}
+        """Units; kept for those that have a name."""
+
+    def add_ring(self, replica: int) -> None:
+        """``replica`` is about to hold something there."""
+        ring = self.rings[replica] = Hold(replica)
+        ring.older = ring.newer = ring
+
+
 class Node(Hold):
     """A run of blocks, and the hold of its first holder, ``replica``."""
 
-    __slots__ = ("children", "keys", "mask", "others", "parent", "start")
+    __slots__ = ("children", "keys", "mask", "others", "parent", "space", "start")
 
-    def __init__(self, replica: int, keys: "array[int]", start: int, parent: Optional["Node"]) -> None:
+    def __init__(
+        self, replica: int, keys: "array[int]", start: int, parent: Optional["Node"], space: Space
+    ) -> None:
         self.replica = replica
+        self.tick = 0
+        self.space = space
+        """Whose cache salt is in the keys."""
         self.keys = keys
         self.start = start
         """Blocks before this node."""
@@ -115,7 +142,7 @@ class Node(Hold):
             self.unlink()
             if others is not None:  # another one becomes the first holder
                 hold = others.pop()
-                self.replica = hold.replica
+                self.replica, self.tick = hold.replica, hold.tick
                 self.link(hold)
                 hold.unlink()
         self.mask ^= bit
@@ -130,6 +157,7 @@ class OtherHold(Hold):
 
     def __init__(self, replica: int, node: Node) -> None:
         self.replica = replica
+        self.tick = 0
         self.node = node
 
 

@@ -8,8 +8,8 @@ from replica.contract.transfer_speed import TransferSpeed
 from router.routing.block_source import BlockSettings
 from router.routing.calibration import DEFAULT_DECODE, DEFAULT_PREFILL, ReplicaCost
 from router.routing.credit import Credit
+from router.routing.fair_queue import FairQueue
 from router.routing.health import Health, HealthState
-from router.routing.hold_queue import HoldQueue
 from router.routing.kv_route import (
     TRANSFER_FIXED_S,
     TRANSFER_REFERENCE_TOKENS,
@@ -86,7 +86,7 @@ class ReplicaState:
         self.transfer = _transfer(spec)
         """What pulling KV takes here, by tokens."""
         self.ledger = Ledger(cost)
-        self.held = HoldQueue()
+        self.held = FairQueue()
         self.health = health
         self.cost = cost
         self.credit = Credit()

@@ -10,48 +10,73 @@ class TenantBook:
     """Owned by the fleet; empty where no tenants are configured.
 
     >>> book = TenantBook()
-    >>> book.applied([(Tenant("a", weight=2.0), TenantLimits(concurrent=4))])
+    >>> book.applied([(Tenant("a", weight=2.0), TenantLimits(concurrent=4))], routers=2)
     >>> book.tenant("a").weight, book.tenant("of a newer config").weight
     (2.0, 1.0)
+    >>> [book.share, book.sharing(), book.share, book.alone(4), book.share]      # of each limit
+    [0.5, None, 1.0, None, 0.25]
     """
 
-    __slots__ = ("_share", "_tenants", "quotas")
+    __slots__ = ("_known", "_routers", "_sharing", "_tenants", "quotas", "share")
 
     def __init__(self) -> None:
         self._tenants: dict[str, Tenant] = {}
-        self._share = 1.0
         self.quotas: dict[str, Quota] = {}
         """By tenant. One that was taken out while it had requests stays until the next change."""
+        self._routers = 1
+        """That share the traffic, as configured."""
+        self._known = 1
+        """The same, as last heard."""
+        self._sharing = False
+        self.share = 1.0
+        """Of each limit, what this router may let pass."""
 
     def __len__(self) -> int:
         return len(self._tenants)
 
-    def applied(self, tenants: Iterable[tuple[Tenant, TenantLimits]]) -> None:
-        """These are the tenants from now on; who stays keeps what it has in flight and has used."""
+    def applied(self, tenants: Iterable[tuple[Tenant, TenantLimits]], routers: int = 1) -> None:
+        """These are the tenants from now on; who stays keeps what it has in flight and has used.
+
+        ``routers`` share the traffic.
+        """
         self._tenants = {}
         for tenant, limits in tenants:
             self._tenants[tenant.name] = tenant
             quota = self.quotas.get(tenant.name)
             if quota is None:
-                quota = self.quotas[tenant.name] = Quota(limits)
-                quota.share = self._share
+                self.quotas[tenant.name] = Quota(limits)
             else:
                 quota.limits_changed(limits)
         for name in [name for name, quota in self.quotas.items() if quota.unused]:
             if name not in self._tenants:
                 del self.quotas[name]
+        self._routers = routers
+        self._set_share()
 
     def tenant(self, name: str) -> Tenant:
         """The tenant of that ``name``; one that is not known here has the usual settings."""
         return self._tenants.get(name) or Tenant(name)
 
-    @property
-    def share(self) -> float:
-        """Of each limit, what this router may let pass: 1 while it hears the other routers."""
-        return self._share
+    def one_of(self, namespace: str) -> str:
+        """A tenant whose cached prefixes are in ``namespace``; "" if there is none."""
+        same = self._tenants.get(namespace)
+        if same is not None and same.namespace == namespace:
+            return namespace
+        return next((name for name, one in self._tenants.items() if one.namespace == namespace), "")
 
-    @share.setter
-    def share(self, share: float) -> None:
-        self._share = share
+    # --- how far the routers know of one another ------------------------------------------------
+
+    def sharing(self) -> None:
+        """Every router hears what the others let pass: each limit is one for all."""
+        self._sharing = True
+        self._set_share()
+
+    def alone(self, routers: int) -> None:
+        """They do not: this one, of so many or of as many as configured, keeps to its part of each limit."""
+        self._sharing, self._known = False, routers
+        self._set_share()
+
+    def _set_share(self) -> None:
+        self.share = 1.0 if self._sharing else 1.0 / max(self._known, self._routers)
         for quota in self.quotas.values():
-            quota.share = share
+            quota.share = self.share

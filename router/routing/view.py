@@ -46,7 +46,6 @@ class RoutingRequest:
     """One request as a policy sees it, with the fleet-wide figures the prices are made from."""
 
     __slots__ = (
-        "_prompt",
         "_tokens_per_unit",
         "arrivals_per_replica_s",
         "copy_price",
@@ -56,6 +55,7 @@ class RoutingRequest:
         "later_arrivals_per_s",
         "matched_tokens",
         "now",
+        "prompt",
         "prompt_tokens",
         "session",
     )
@@ -79,7 +79,7 @@ class RoutingRequest:
         self.matched_tokens = matched_tokens
         """By replica index: prompt tokens the index believes are cached there."""
         self.session = session
-        self._prompt = prompt
+        self.prompt = prompt
         self._tokens_per_unit = tokens_per_unit
         self.arrivals_per_replica_s = arrivals_per_replica_s
         self.fleet_utilization = fleet_utilization
@@ -105,7 +105,7 @@ class RoutingRequest:
             self.prompt_tokens,
             matched_tokens,
             self.session,
-            self._prompt,
+            self.prompt,
             self._tokens_per_unit,
             self.arrivals_per_replica_s,
             self.fleet_utilization,
@@ -117,7 +117,7 @@ class RoutingRequest:
     @property
     def route_key(self) -> int | None:
         """The block key about 1,024 tokens in, for policies that hash; ``None`` without a block."""
-        prompt = self._prompt
+        prompt = self.prompt
         if prompt is None or not prompt.keys:
             return None
         depth = prompt.layout.blocks(int(ROUTE_KEY_TOKENS / self._tokens_per_unit)) or 1

@@ -29,8 +29,8 @@ def written_down(fleet: Fleet) -> Iterator[list[Knowledge]]:
     for replica in replicas:
         if replica not in fleet.replicas:
             continue  # it left meanwhile
-        for naming, keys in fleet.caches.chains(replica.index):
-            chunk.append(PromptStored(replica.name, keys, naming))
+        for naming, keys, namespace in fleet.caches.chains(replica.index):
+            chunk.append(PromptStored(replica.name, keys, naming, fleet.tenants.one_of(namespace)))
             keys_in_chunk += len(keys)
             if keys_in_chunk >= CHUNK_KEYS:
                 yield chunk

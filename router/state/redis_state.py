@@ -140,6 +140,10 @@ class RedisState:
             self._after_news()
 
     def _state_changed(self, state: LinkState) -> None:
+        if state is LinkState.CUT_OFF:
+            self._fleet.tenants.alone(1 + len(self._tracker.live))
+        else:
+            self._fleet.tenants.sharing()
         # Work of others that is not heard of makes replicas look slow.
         self._fleet.speed.blind = state is LinkState.CUT_OFF and bool(self._tracker.live)
 

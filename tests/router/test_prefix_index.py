@@ -3,12 +3,13 @@
 import random
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from router.routing.prefix_index import PrefixIndex
 from router.routing.prompt_blocks import TEXT_LAYOUT, UniformLayout
+from router.routing.tenant import Tenant
 
 REPLICAS = 3
 ROOMY = 10_000
@@ -164,3 +165,62 @@ def test_one_walk_serves_any_number_of_replicas(replicas: int) -> None:
         index.insert(replica, keys[: replica % 50 + 1])
     assert index.match(keys) == [replica % 50 + 1 for replica in range(replicas)]
     index.check_invariants()
+
+
+PIECE = st.tuples(st.sampled_from("abc"), st.integers(0, 1), st.lists(st.integers(0, 2), max_size=8))
+
+
+@settings(max_examples=150, deadline=None)
+@given(pieces=st.lists(PIECE, max_size=60), share=st.sampled_from([0.2, 0.5, 1.0]))
+def test_a_namespace_fills_no_more_than_its_share(
+    pieces: list[tuple[str, int, list[int]]], share: float
+) -> None:
+    """And what is over is its own, the least recently used; the others keep theirs while there is room."""
+    index = PrefixIndex(2, UniformLayout(1), 10)
+    tenants = {name: Tenant(name, index_share=share if name == "a" else 1.0) for name in "abc"}
+    for name, replica, parts in pieces:
+        before = {other: index.held_of(replica, other) for other in "bc" if other != name}
+        full = index.held(replica) + len(parts) + 1 > 10
+        keys = chain(ord(name), *parts)
+        index.insert(replica, keys, tenants[name])
+        index.check_invariants()
+        assert index.held_of(replica, "a") <= int(share * 10)
+        assert sum(index.held_of(replica, one) for one in "abc") == index.held(replica)
+        if not full:
+            assert all(index.held_of(replica, other) == units for other, units in before.items())
+        if name != "a":
+            assert index.match(keys)[replica] == len(keys)
+    for replica in (0, 1):
+        told = list(index.chains(replica))
+        assert {namespace for namespace, _ in told} == {one for one in "abc" if index.held_of(replica, one)}
+        assert all(keys[0] == chain(ord(namespace))[0] for namespace, keys in told)
+        index.clear(replica)
+        assert [index.held_of(replica, one) for one in "abc"] == [0, 0, 0]
+    index.check_invariants()
+
+
+@settings(max_examples=150, deadline=None)
+@given(pieces=st.lists(PIECE, max_size=60), cut=st.integers(0, 9))
+def test_without_shares_namespaces_change_nothing(pieces: list[tuple[str, int, list[int]]], cut: int) -> None:
+    """What is oldest of all is forgotten first, whosever it is."""
+    parted, plain = PrefixIndex(2, UniformLayout(1), 10), PrefixIndex(2, UniformLayout(1), 10)
+    prompts = [(replica, chain(ord(name), *parts), Tenant(name)) for name, replica, parts in pieces]
+    for number, (replica, keys, tenant) in enumerate(prompts):
+        parted.insert(replica, keys, tenant)
+        plain.insert(replica, keys)
+        if number % 10 == cut:
+            for index in (parted, plain):
+                index.truncate(replica, keys, len(keys) // 2)
+        parted.check_invariants()
+        assert [parted.match(keys) for _, keys, _ in prompts] == [plain.match(keys) for _, keys, _ in prompts]
+
+
+def test_a_flood_of_one_tenants_prompts_leaves_another_its_own() -> None:
+    index = PrefixIndex(1, UniformLayout(1), 1_000)
+    flood, small = Tenant("flood", index_share=0.5), Tenant("small", index_share=0.5)
+    index.insert(0, chain(7, *range(100)), small)
+    rng = random.Random(1)
+    for _ in range(2_000):
+        index.insert(0, chain(8, *(rng.getrandbits(40) for _ in range(9))), flood)
+    assert (index.held_of(0, "flood"), index.held_of(0, "small")) == (500, 101)
+    assert index.nodes() < 60

@@ -113,7 +113,7 @@ class PredictedFinish:
         now, tokens, matched_by = request.now, request.prompt_tokens, request.matched_tokens
         arrivals, kappa = request.later_arrivals_per_s, request.decode_price
         decode_price = kappa * request.expected_output_tokens
-        copy_price = request.copy_price
+        copy_price, prompt = request.copy_price, request.prompt
         longest = max(matched_by) if copy_price < 1.0 else 0
         matches, waits, prefills, totals = [], [], [], []
         for candidate in candidates:
@@ -123,9 +123,9 @@ class PredictedFinish:
             wait = ledger.backlog_s(now)
             in_flight, behind = ledger.in_flight, 0
             if held := candidate.held:
-                wait += held.ahead_s(prefill)
+                wait += held.ahead_s(prefill, prompt)
                 in_flight += len(held)
-                behind = held.behind(prefill)
+                behind = held.behind(prefill, prompt)
             own = wait + prefill
             later = arrivals * own
             if later > MAX_LATER_ARRIVALS:
