@@ -4,15 +4,17 @@ Bodies pass as they came. Only where the client's protocol has no word for the r
 they re-framed: chunks are taken apart for HTTP/1.0, and an answer that ends at the close becomes chunks.
 """
 
+from typing import Final
+
 from router.proxy.body_framing import ChunkedBody, Framing, LengthBody, NoBody, UntilCloseBody
 from router.proxy.response_head import ResponseHead
 from router.proxy.router_error import RouterError
-from router.proxy.stream_watch import JsonWatch, StreamWatch, json_usage
+from router.proxy.stream_watch import JsonWatch, StreamWatch, usage_at_end
 from router.routing.in_flight import Usage
 
-DONE_PATHS = frozenset({b"/v1/chat/completions", b"/v1/completions"})
+DONE_PATHS: Final = frozenset({b"/v1/chat/completions", b"/v1/completions"})
 """Streams from there say that they are complete."""
-_NO_BODY_STATUSES = frozenset({204, 304})
+_NO_BODY_STATUSES: Final = frozenset({204, 304})
 
 
 class Answer:
@@ -204,5 +206,5 @@ class Answer:
     def usage(self) -> Usage | None:
         """What the answer says about its tokens."""
         if self._whole:
-            return json_usage(self._whole) if self._readable else None
+            return usage_at_end(self._whole) if self._readable else None
         return self._watch.usage() if self._watch is not None else None

@@ -5,15 +5,24 @@ collected for those who ask. Nothing is copied that is not asked for. RFC 9112, 
 """
 
 import re
-from typing import Protocol
+from typing import Final
 
-MAX_SIZE_LINE_BYTES = 4096
-MAX_TRAILER_BYTES = 16 * 1024
+MAX_SIZE_DIGITS: Final = 15
+MAX_SIZE_LINE_BYTES: Final = 4096
+MAX_TRAILER_BYTES: Final = 16 * 1024
 
 _SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n").match
 _TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n").fullmatch
 
-_SIZE, _DATA, _DATA_END, _TRAILER = range(4)
+_HEX_DIGITS: Final = bytes(
+    int(chr(byte), 16) if chr(byte) in "0123456789abcdefABCDEF" else 16 for byte in range(256)
+)
+"""By byte: its value as a hexadecimal digit; 16: it is none."""
+
+_SIZE: Final = 0
+_DATA: Final = 1
+_DATA_END: Final = 2
+_TRAILER: Final = 3
 _LINE_LIMITS = (MAX_SIZE_LINE_BYTES, 0, 2, MAX_TRAILER_BYTES)
 
 
@@ -21,25 +30,30 @@ class FramingError(Exception):
     """The body's bytes are not what its head promised."""
 
 
-class Framing(Protocol):
+class Framing:
     """The common face of the framings."""
 
-    done: bool
-    """The whole body was seen."""
+    __slots__ = ("done",)
+
+    def __init__(self) -> None:
+        self.done = False
+        """The whole body was seen."""
 
     def take(self, data: bytes, start: int, payload: list[bytes] | None) -> int:
         """Offset after the last byte of ``data[start:]`` that is the body's.
 
         The payload seen is appended to ``payload``. Raises ``FramingError``.
         """
+        raise NotImplementedError
 
 
-class NoBody:
+class NoBody(Framing):
     """No bytes at all: HEAD, 204, 304, a length of 0."""
 
-    __slots__ = ("done",)
+    __slots__ = ()
 
     def __init__(self) -> None:
+        super().__init__()
         self.done = True
 
     def take(self, data: bytes, start: int, payload: list[bytes] | None) -> int:
@@ -47,12 +61,13 @@ class NoBody:
         return start
 
 
-class LengthBody:
+class LengthBody(Framing):
     """So many bytes."""
 
-    __slots__ = ("_left", "done")
+    __slots__ = ("_left",)
 
     def __init__(self, length: int) -> None:
+        super().__init__()
         self._left = length
         self.done = length == 0
 
@@ -72,13 +87,10 @@ class LengthBody:
         return end
 
 
-class UntilCloseBody:
+class UntilCloseBody(Framing):
     """All that comes until the sender closes. ``done`` is set by who sees the close."""
 
-    __slots__ = ("done",)
-
-    def __init__(self) -> None:
-        self.done = False
+    __slots__ = ()
 
     def take(self, data: bytes, start: int, payload: list[bytes] | None) -> int:
         """See ``Framing``."""
@@ -87,7 +99,7 @@ class UntilCloseBody:
         return len(data)
 
 
-class ChunkedBody:
+class ChunkedBody(Framing):
     r"""Chunks, a last chunk of size 0, trailers, an empty line.
 
     >>> body, payload = ChunkedBody(), []
@@ -96,15 +108,15 @@ class ChunkedBody:
     (b'next', True, [b'hello'])
     """
 
-    __slots__ = ("_left", "_line", "_state", "_trailer_bytes", "done", "last_chunk_at")
+    __slots__ = ("_left", "_line", "_state", "_trailer_bytes", "last_chunk_at")
 
     def __init__(self) -> None:
+        super().__init__()
         self._state = _SIZE
         self._left = 0
         self._line = b""
         """The beginning of a line whose end has not come yet."""
         self._trailer_bytes = 0
-        self.done = False
         self.last_chunk_at: int | None = None
         """Where in the last ``take``'s data the chunk of size 0 began, if it began there."""
 
@@ -119,12 +131,18 @@ class ChunkedBody:
         if self._state == _SIZE and not self._line:
             # Whole chunks, one after the other: the usual case.
             while at < size:
-                match = _SIZE_LINE(data, at)
-                if match is None:
+                length, begin = 0, at
+                for byte in data[at : at + MAX_SIZE_DIGITS]:
+                    digit = _HEX_DIGITS[byte]
+                    if digit > 15:
+                        break
+                    length = 16 * length + digit
+                    begin += 1
+                if not length or data[begin : begin + 2] != b"\r\n":
                     break
-                begin = match.end()
-                end = begin + int(match[1], 16)
-                if end == begin or data[end : end + 2] != b"\r\n":
+                begin += 2
+                end = begin + length
+                if data[end : end + 2] != b"\r\n":
                     break
                 if payload is not None:
                     payload.append(data[begin:end])

@@ -9,7 +9,7 @@ import logging
 import socket
 import struct
 from enum import Enum, auto
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from router.proxy.exchange import Exchange
 from router.proxy.forwarding import Forwarding
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("warmroute.proxy")
 
-AHEAD_BYTES = 64 * 1024
+AHEAD_BYTES: Final = 64 * 1024
 """Read ahead of the request being served, at most (and one read more)."""
-WRITE_HIGH_BYTES = 64 * 1024
-LINGER_S = 5.0
+WRITE_HIGH_BYTES: Final = 64 * 1024
+LINGER_S: Final = 5.0
 """After a refusal the rest of the request is read and thrown away for so long: closing on unread bytes
 would reset the connection and take the refusal with it."""
 _TCP_OVER = (7, 8)
@@ -159,7 +159,8 @@ class ClientConnection(asyncio.Protocol):
                         reader.wants_continue = False
                         self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
                     break
-                self._serve(*request)
+                head, body = request
+                self._serve(head, body)
         except ClientError as error:
             self._refuse(error.error)
         except Exception:

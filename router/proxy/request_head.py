@@ -5,6 +5,8 @@ colon, repeated or conflicting lengths are refused. What it accepted is cut at C
 not the router's business are passed on byte for byte.
 """
 
+from typing import Final
+
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from router.proxy.router_error import BAD_REQUEST, NOT_IMPLEMENTED, VERSION, RouterError
@@ -41,7 +43,7 @@ READ_HEADERS = frozenset(
     }
 )
 CLIENT_KEYS = (b"authorization", b"api-key", b"x-api-key")
-_NO_BODY_METHODS = frozenset({b"GET", b"HEAD", b"DELETE", b"OPTIONS"})
+_NO_BODY_METHODS: Final = frozenset({b"GET", b"HEAD", b"DELETE", b"OPTIONS"})
 _FRAMING = frozenset({b"content-length", b"host", b"transfer-encoding"})
 """Never hop-by-hop, whatever Connection says."""
 _INVISIBLE = bytes(byte for byte in range(256) if not 0x21 <= byte <= 0x7E)

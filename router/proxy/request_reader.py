@@ -1,6 +1,7 @@
 """Bytes from one client, cut anywhere -> whole requests, one at a time."""
 
 from enum import Enum, auto
+from typing import Final
 
 from httptools import HttpRequestParser
 
@@ -8,7 +9,7 @@ from router.proxy.body_framing import ChunkedBody, Framing, FramingError, Length
 from router.proxy.request_head import ClientError, RequestHead, check_partial_head, read_request_head
 from router.proxy.router_error import BAD_REQUEST, BODY_TOO_LARGE, HEADERS_TOO_LARGE
 
-MAX_LENGTH_DIGITS = 15
+MAX_LENGTH_DIGITS: Final = 15
 
 
 class Expecting(Enum):
@@ -100,21 +101,24 @@ class RequestReader:
     def _read_known_head(self) -> tuple[RequestHead, int] | None:
         """The head, if it is the last one again with perhaps another length."""
         head, buffer, before = self._known_head, self.buffer, self._before_length
-        if head is None or self._fed or not buffer.startswith(before):
+        start = len(before)
+        if head is None or self._fed or buffer[:start] != before:
             return None
         after = self._after_length
         if after is None:
-            self.buffer = buffer[len(before) :]
+            self.buffer = buffer[start:]
             return head, 0
-        start = len(before)
-        end = buffer.find(b"\r", start, start + MAX_LENGTH_DIGITS + 1)
-        if end < 0 or not buffer.startswith(after, end):
+        length, end = 0, start
+        for byte in buffer[start : start + MAX_LENGTH_DIGITS]:
+            if not 0x30 <= byte <= 0x39:
+                break
+            length = 10 * length + byte - 0x30
+            end += 1
+        stop = end + len(after)
+        if end == start or buffer[end:stop] != after:
             return None
-        digits = buffer[start:end]
-        if not digits.isdigit():
-            return None
-        self.buffer = buffer[end + len(after) :]
-        return head, int(digits)
+        self.buffer = buffer[stop:]
+        return head, length
 
     def _read_head(self, limit: int) -> tuple[RequestHead, int] | None:
         buffer = self.buffer

@@ -4,18 +4,18 @@ It never changes a byte and never raises: what it cannot read it does not know. 
 every event is looked at; after that only the last few KiB are kept, for the usage at the end.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from router.routing.in_flight import Usage
 
-TAIL_BYTES = 4096
-MAX_LINE_BYTES = 1024 * 1024
-MAX_DATA_LINES = 1024
-MAX_JSON_BYTES = 1024 * 1024
+TAIL_BYTES: Final = 4096
+MAX_LINE_BYTES: Final = 1024 * 1024
+MAX_DATA_LINES: Final = 1024
+MAX_JSON_BYTES: Final = 1024 * 1024
 
-_DELTA_FIELDS = (
+_DELTA_FIELDS: Final = (
     "content",
     "reasoning_content",
     "reasoning",
@@ -129,8 +129,7 @@ class JsonWatch:
 
     def usage(self) -> Usage | None:
         """The answer's usage, if it is JSON with one."""
-        body = b"".join(self.pieces)
-        return json_usage(body) if self._all else usage_at_end(body)
+        return usage_at_end(b"".join(self.pieces))
 
 
 def has_content(data: bytes) -> bool:
@@ -183,17 +182,10 @@ def says_over(tail: bytes) -> bool:
     return at >= 0 and tail[at + 15 :].lstrip(b" :")[:1] == b'"'
 
 
-def json_usage(body: bytes) -> Usage | None:
-    """The usage in a whole answer, if it is JSON with one."""
-    try:
-        answer = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    return _usage(answer.get("usage"), answer.get("timings")) if type(answer) is dict else None
-
-
 def usage_at_end(tail: bytes) -> Usage | None:
-    """The last usage object in ``tail``, read without the rest of its event; or llama.cpp's timings.
+    """The last usage object in ``tail``, read without the rest of its event or answer; or llama.cpp's timings.
+
+    In a string of JSON a quote has a backslash before it: no text can look like this.
 
     >>> usage_at_end(b'..."usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":4}}}')
     Usage(prompt_tokens=9, output_tokens=None, cached_tokens=4)
@@ -209,22 +201,21 @@ def _object_at_end(tail: bytes, name: bytes) -> Any:
     at = tail.rfind(name)
     if at < 0:
         return None
-    start = tail.find(b"{", at, at + len(name) + 9)
+    start = end = tail.find(b"{", at, at + len(name) + 9)
     if start < 0:
         return None
-    depth = 0
-    for end in range(start, min(len(tail), start + 2048)):
-        byte = tail[end]
-        if byte == 0x7B:
-            depth += 1
-        elif byte == 0x7D:
-            depth -= 1
-            if not depth:
-                try:
-                    return orjson.loads(tail[start : end + 1])
-                except orjson.JSONDecodeError:
-                    return None
-    return None
+    closed = 0
+    while True:
+        end = tail.find(b"}", end) + 1
+        if not end:
+            return None
+        closed += 1
+        if tail.count(b"{", start, end) <= closed:
+            break
+    try:
+        return orjson.loads(tail[start:end])
+    except orjson.JSONDecodeError:
+        return None
 
 
 def _usage(usage: Any, timings: Any) -> Usage | None:
@@ -244,11 +235,12 @@ def read_usage(usage: Any) -> Usage | None:
     """An OpenAI usage object, of chat and completions or of responses."""
     if type(usage) is not dict:
         return None
-    get = usage.get
-    details = get("prompt_tokens_details") or get("input_tokens_details")
+    fields: dict[str, Any] = usage
+    prompt, output = fields.get("prompt_tokens"), fields.get("completion_tokens")
+    details = fields.get("prompt_tokens_details") or fields.get("input_tokens_details")
     return Usage(
-        _count(get("prompt_tokens", get("input_tokens"))),
-        _count(get("completion_tokens", get("output_tokens"))),
+        _count(fields.get("input_tokens") if prompt is None else prompt),
+        _count(fields.get("output_tokens") if output is None else output),
         _count(details.get("cached_tokens")) if type(details) is dict else None,
     )
 

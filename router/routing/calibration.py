@@ -1,24 +1,25 @@
 """Learns what work costs on one replica from what it did: prefill speed, decode step."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
 from router.routing.ledger import Speed
 
 DEFAULT_PREFILL = PrefillCost(fixed_s=0.004, per_token_s=62.5e-6, attention_tokens=64_000.0)
 DEFAULT_DECODE = DecodeCost(fixed_s=0.008, per_sequence_s=60e-6)
-FORGET_PER_OBSERVATION = 0.98
-OWN_AFTER_OBSERVATIONS = 5
-FADE_S = 60.0
+FORGET_PER_OBSERVATION: Final = 0.98
+OWN_AFTER_OBSERVATIONS: Final = 5
+FADE_S: Final = 60.0
 """A replica that shows nothing for so long has half as many observations to its name."""
-FADE_FROM = 4 * OWN_AFTER_OBSERVATIONS
-LEARN_ALWAYS = 32
-LEARN_EVERY = 4
+FADE_FROM: Final = 4 * OWN_AFTER_OBSERVATIONS
+LEARN_ALWAYS: Final = 32
+LEARN_EVERY: Final = 4
 """From ``LEARN_ALWAYS`` observations on lessons are drawn from four at a time: learning costs time, too."""
-FORGET_PER_LESSON = FORGET_PER_OBSERVATION**LEARN_EVERY
-DECODE_LESSON_WEIGHT = 0.08
-PRIOR_OBSERVATIONS_S = 0.05
-SLOWEST, FASTEST = 10_000.0, 0.000_1
+FORGET_PER_LESSON: Final = FORGET_PER_OBSERVATION**LEARN_EVERY
+DECODE_LESSON_WEIGHT: Final = 0.08
+PRIOR_OBSERVATIONS_S: Final = 0.05
+SLOWEST: Final = 10_000.0
+FASTEST: Final = 0.000_1
 
 
 class Learned(NamedTuple):

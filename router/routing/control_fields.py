@@ -6,9 +6,9 @@ from, which rank computes, who goes first. Clients may set none of them unless t
 
 import re
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Final
 
-CONTROL_FIELDS = frozenset(
+CONTROL_FIELDS: Final = frozenset(
     {
         "bootstrap_host",
         "bootstrap_port",
@@ -19,9 +19,9 @@ CONTROL_FIELDS = frozenset(
         "routed_dp_rank",
     }
 )
-_SPELLED = tuple(name.encode() for name in sorted(CONTROL_FIELDS))
+_SPELLED: Final = tuple(name.encode() for name in sorted(CONTROL_FIELDS))
 _ESCAPED_LETTER = re.compile(rb"\\u00(?:[46][1-9a-fA-F]|[57][0-9aA]|5[fF])")
-_BEFORE_OBJECT = b"\xef\xbb\xbf\xff\xfe \t\r\n"
+_BEFORE_OBJECT: Final = b"\xef\xbb\xbf\xff\xfe \t\r\n"
 
 
 def control_fields(request: dict[str, Any]) -> tuple[str, ...]:

@@ -1,11 +1,13 @@
 """Is what the router believes to be cached really cached? Predicted against reported tokens, per replica."""
 
-FORGET_PER_REQUEST = 0.98
-LOW_RATIO = 0.5
-ENOUGH_TOKENS = 8_192
-MIN_BELIEVED_TOKENS = 512
+from typing import Final
+
+FORGET_PER_REQUEST: Final = 0.98
+LOW_RATIO: Final = 0.5
+ENOUGH_TOKENS: Final = 8_192
+MIN_BELIEVED_TOKENS: Final = 512
 """Believed hits below this are too short to tell a replica without its cache by."""
-DOUBTS_MAKE_CERTAIN = 8
+DOUBTS_MAKE_CERTAIN: Final = 8
 
 
 class Credit:

@@ -76,10 +76,10 @@ class Decider:
         found = self._replicas.candidates(prompt.model, tried, within)
         levels = self._caches.levels(prompt)
         request = self._request(prompt, now, session, levels)
-        if levels and (work_s := self.hot.price(request, prompt, levels)) is not None and not tried:
-            keys = self.hot.asked(prompt, levels, work_s, now)
+        if levels and (crowd := self.hot.price(request, prompt, levels)) is not None and not tried:
+            self.hot.heated(crowd.keys, crowd.prefill_s, now)
             if self.journal is not None:
-                self.journal.prefixes_asked(keys, work_s)
+                self.journal.prefixes_asked(crowd.keys, crowd.prefill_s)
         candidates: Sequence[ReplicaState] = found.replicas
         if found.moves_kv:
             decision = self._pools.choose(rule, request, found, levels, two_steps=two_steps and not tried)

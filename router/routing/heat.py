@@ -6,10 +6,11 @@ better: the price is waived in proportion.
 """
 
 from math import exp
+from typing import Final
 
-HOT_AT = 0.25
+HOT_AT: Final = 0.25
 """Prefill seconds per second that a prefix brings to each holder: from here on a copy is worth having."""
-MAX_PREFIXES = 4_096
+MAX_PREFIXES: Final = 4_096
 
 
 class Heat:

@@ -4,6 +4,7 @@ A replica is fed while it has nothing without a first token, or little: a tenth 
 """
 
 from collections.abc import Collection
+from typing import Final
 
 from router.routing.cache_beliefs import CacheBeliefs
 from router.routing.decider import Decider
@@ -16,14 +17,14 @@ from router.routing.replica_state import ReplicaState
 from router.routing.roster import Roster
 from router.routing.shortlist import Shortlist
 
-DEADLINE_SLOS = 5.0
+DEADLINE_SLOS: Final = 5.0
 """A held request goes first once it has waited so many times its allowed time to first token."""
-FEED_SLOS = 0.1
+FEED_SLOS: Final = 0.1
 """So much prefill, in allowed times to first token, may be queued in an engine while others are held here: it
 keeps an engine busy that computes many at once, or is slow to say that it is done."""
-GIVE_UP_SLOS = 10.0
+GIVE_UP_SLOS: Final = 10.0
 """A replica that shows nothing for so many allowed times beyond its predictions is waited for no longer."""
-PEERS_TURN_S = 0.1
+PEERS_TURN_S: Final = 0.1
 """While a replica has nothing to prefill, another router's request that goes first is waited for so long."""
 
 

@@ -1,6 +1,7 @@
 """Which beginnings of a prompt are hot, and what computing them once more counts for it (``heat.py``)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Final
 
 from router.routing.cache_beliefs import CacheBeliefs
 from router.routing.heat import Heat
@@ -8,9 +9,9 @@ from router.routing.prompt_blocks import Prompt
 from router.routing.roster import Roster
 from router.routing.view import RoutingRequest
 
-HEAD_TOKENS = 1_024
+HEAD_TOKENS: Final = 1_024
 """Prompts are looked at twice: as far as they are cached, and this far."""
-WORTH_A_LOOK = 0.1
+WORTH_A_LOOK: Final = 0.1
 """Holders whose queue is shorter than this share of what a hit saves are not left: no need to look."""
 
 Levels = Sequence[tuple[int, int]]
@@ -27,8 +28,8 @@ class HotPrefixes:
         self._replicas = replicas.by_index
         self._heat = Heat(window_s)
 
-    def price(self, request: RoutingRequest, prompt: Prompt, levels: Levels) -> float | None:
-        """Set ``request.copy_price``; returns the seconds the request needs on a holder if that is crowded.
+    def price(self, request: RoutingRequest, prompt: Prompt, levels: Levels) -> "Crowd | None":
+        """Set ``request.copy_price`` if those who hold the prefix are crowded, and say what comes to them.
 
         ``None``: its holders have next to nothing queued, and nobody will leave them.
         """
@@ -41,36 +42,41 @@ class HotPrefixes:
         if holder.ledger.backlog_s(request.now) + holder.held.prefill_s < WORTH_A_LOOK * saved_s:
             return None
         spare = 1.0 - request.fleet_utilization
-        request.copy_price = min(
-            (
-                self._heat.price_share(key, holders.bit_count(), spare, request.now)
-                for key, holders in self._beginnings(prompt, levels)
-            ),
-            default=1.0,
-        )
-        return prefill_s
-
-    def asked(self, prompt: Prompt, levels: Levels, prefill_s: float, now: float) -> list[int]:
-        """A request needs ``prefill_s`` seconds on those who hold most of it; the keys of its beginnings."""
-        keys = [key for key, _ in self._beginnings(prompt, levels)]
-        self.heated(keys, prefill_s, now)
-        return keys
+        share, keys = 1.0, []
+        for key, holders in self._beginnings(prompt, levels):
+            share = min(share, self._heat.price_share(key, holders.bit_count(), spare, request.now))
+            keys.append(key)
+        request.copy_price = share
+        return Crowd(keys, prefill_s)
 
     def heated(self, keys: Sequence[int], prefill_s: float, now: float) -> None:
         """A request that begins so, here or at another router, needs ``prefill_s`` seconds."""
         for key in keys:
             self._heat.asked(key, prefill_s, now)
 
-    def _beginnings(self, prompt: Prompt, levels: Levels) -> Iterator[tuple[int, int]]:
+    def _beginnings(self, prompt: Prompt, levels: Levels) -> list[tuple[int, int]]:
         """The longest cached prefix, and where that is longer the head: (key, replicas that hold it as bits).
 
         Prompts that part after a common document heat the document together.
         """
         holders, tokens = levels[-1]
+        found = []
         if (key := self._caches.last_key(prompt, tokens)) is not None:
-            yield key, holders
+            found.append((key, holders))
         if tokens > 2 * HEAD_TOKENS and (key := self._caches.last_key(prompt, HEAD_TOKENS)) is not None:
             for mask, matched in levels:
                 if matched >= HEAD_TOKENS:
                     holders |= mask
-            yield key, holders
+            found.append((key, holders))
+        return found
+
+
+class Crowd:
+    """One more request for those who hold a prefix and have enough to do: ``keys`` name its beginnings."""
+
+    __slots__ = ("keys", "prefill_s")
+
+    def __init__(self, keys: list[int], prefill_s: float) -> None:
+        self.keys = keys
+        self.prefill_s = prefill_s
+        """What the request needs on one of them."""

@@ -3,9 +3,9 @@
 from math import exp
 from typing import Final
 
-UTILIZATION_WINDOW_S = 60.0
-UTILIZATION_REFRESH_S = 0.25
-MAX_UTILIZATION = 0.95
+UTILIZATION_WINDOW_S: Final = 60.0
+UTILIZATION_REFRESH_S: Final = 0.25
+MAX_UTILIZATION: Final = 0.95
 
 
 class Speed:

@@ -7,11 +7,12 @@ head, where prompts part ways, doubling every 32 blocks, so that 2 / 32 / 256 Ki
 A block's key is chained: it names the block and everything before it, in all 64 bits.
 """
 
-from bisect import bisect_right
+from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Protocol
+from sys import byteorder
+from typing import TYPE_CHECKING, Any, Final
 
 import mmh3
 import orjson
@@ -22,10 +23,10 @@ from router.routing.tenant import Tenant
 if TYPE_CHECKING:
     from router.routing.block_naming import BlockNaming
 
-FIRST_BLOCK_BYTES = 256
-BLOCKS_PER_SIZE = 32
-MAX_BLOCKS = 416
-PROMPT_SHAPING_FIELDS = (
+FIRST_BLOCK_BYTES: Final = 256
+BLOCKS_PER_SIZE: Final = 32
+MAX_BLOCKS: Final = 416
+PROMPT_SHAPING_FIELDS: Final[tuple[str, ...]] = (
     "tools",
     "functions",
     "response_format",
@@ -36,26 +37,30 @@ PROMPT_SHAPING_FIELDS = (
 )
 """Fields beside the messages that engines render into the prompt, or that choose how it is rendered."""
 
-_BLOCK_ENDS = tuple(
+_BLOCK_ENDS: Final = tuple(
     accumulate((FIRST_BLOCK_BYTES << (block // BLOCKS_PER_SIZE) for block in range(MAX_BLOCKS)), initial=0)
 )
 
 
-class BlockLayout(Protocol):
+class BlockLayout:
     """Where blocks end, in units of prompt (bytes of text, or tokens)."""
 
     def end(self, blocks: int) -> int:
         """Units in the first ``blocks`` blocks."""
+        raise NotImplementedError
 
     def blocks(self, units: int) -> int:
         """Whole blocks in the first ``units`` units."""
+        raise NotImplementedError
 
 
-class TextLayout:
+class TextLayout(BlockLayout):
     """Blocks of canonical text; units are bytes.
 
     >>> [TextLayout().end(n) for n in (0, 1, 32, 33, 64)]
     [0, 256, 8192, 8704, 24576]
+    >>> [TextLayout().blocks(bytes_) for bytes_ in (255, 256, 8191, 8192, 8704, 24576)]
+    [0, 1, 31, 32, 33, 64]
     """
 
     def end(self, blocks: int) -> int:
@@ -64,10 +69,12 @@ class TextLayout:
 
     def blocks(self, units: int) -> int:
         """Whole blocks in the first ``units`` bytes."""
-        return bisect_right(_BLOCK_ENDS, units) - 1
+        size = (units // (FIRST_BLOCK_BYTES * BLOCKS_PER_SIZE) + 1).bit_length() - 1
+        whole = BLOCKS_PER_SIZE * size
+        return min(MAX_BLOCKS, whole + (units - _BLOCK_ENDS[whole]) // (FIRST_BLOCK_BYTES << size))
 
 
-class UniformLayout:
+class UniformLayout(BlockLayout):
     """Blocks of one size; units are tokens.
 
     >>> UniformLayout(512).end(3)
@@ -86,7 +93,7 @@ class UniformLayout:
         return units // self._block_tokens
 
 
-TEXT_LAYOUT = TextLayout()
+TEXT_LAYOUT: Final = TextLayout()
 
 
 class Prompt:
@@ -141,7 +148,7 @@ class Prompt:
         """Among the tenant's requests that wait: lower goes sooner."""
 
 
-UNREADABLE = Prompt(keys=(), units=0)
+UNREADABLE: Final = Prompt(keys=(), units=0)
 """A request whose prompt cannot be read: it is routed by load, and the replica judges it."""
 
 
@@ -170,17 +177,21 @@ def block_keys(text: bytes, root: int) -> list[int]:
     ['0xb9b8ab8f35d9119c', '0xc471c7be2d691ff2']
     """
     hashed = mmh3.mmh3_x64_128(root.to_bytes(16, "little"))
-    update, digest = hashed.update, hashed.utupledigest
-    keys: list[int] = []
+    update, digest = hashed.update, hashed.digest
+    digests: list[bytes] = []
     start, size, length = 0, FIRST_BLOCK_BYTES, len(text)
-    while start + size <= length and len(keys) < MAX_BLOCKS:
+    while start + size <= length and len(digests) < MAX_BLOCKS:
         # One size: up to 32 blocks.
         stop = min(start + size * BLOCKS_PER_SIZE, length - (length - start) % size)
-        for at in range(start, stop, size):
-            update(text[at : at + size])
-            keys.append(digest()[0])
-        start, size = start + size * BLOCKS_PER_SIZE, size * 2
-    return keys
+        while start < stop:
+            update(text[start : start + size])
+            digests.append(digest())
+            start += size
+        size *= 2
+    halves = array("Q", b"".join(digests))
+    if byteorder == "big":
+        halves.byteswap()  # digests are little-endian everywhere
+    return halves[::2].tolist()
 
 
 def read_prompt(body: bytes) -> Prompt:

@@ -7,15 +7,16 @@ among those that hold most of the prompt, those whose prefill queue is empty (jo
 
 import random
 from collections.abc import Sequence
+from typing import Final
 
 from router.routing.replica_bits import bits
 from router.routing.replica_state import ReplicaState
 from router.routing.roster import Roster
 
-PRICE_ALL_UP_TO = 32
-WARMEST = 12
-IDLE = 10
-ANY = 10
+PRICE_ALL_UP_TO: Final = 32
+WARMEST: Final = 12
+IDLE: Final = 10
+ANY: Final = 10
 
 Levels = Sequence[tuple[int, int]]
 """(replicas as bits, how much of the prompt they hold), the deepest last."""

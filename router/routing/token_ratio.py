@@ -1,6 +1,8 @@
 """How many tokens a unit of prompt is: learned from what replicas report of whole prompts."""
 
-FORGET_PER_OBSERVATION = 0.98
+from typing import Final
+
+FORGET_PER_OBSERVATION: Final = 0.98
 
 
 class TokenRatio:

@@ -1,9 +1,10 @@
 """What the traffic is like: arrivals, reply lengths, allowed first tokens; the prices are made of these."""
 
 from math import exp
+from typing import Final
 
-ARRIVALS_WINDOW_S = 20.0
-AVERAGE_OVER_REQUESTS = 200
+ARRIVALS_WINDOW_S: Final = 20.0
+AVERAGE_OVER_REQUESTS: Final = 200
 
 
 class Traffic:

@@ -1,13 +1,13 @@
 """What a policy sees: one request, and the replicas it may choose from."""
 
 from collections.abc import Sequence
-from typing import Protocol, overload
+from typing import Final, Protocol, overload
 
 from router.routing.decision import Assessment, Decision
 from router.routing.prompt_blocks import Prompt
 from router.routing.replica_state import ReplicaState
 
-ROUTE_KEY_TOKENS = 1_024
+ROUTE_KEY_TOKENS: Final = 1_024
 
 
 class MatchedTokens(Sequence[int]):

@@ -28,14 +28,15 @@ Worked example: lambda = 1, kappa = 0.05, A idle with nothing cached (T = 0.60),
 
 import random
 from collections.abc import Sequence
+from typing import Final
 
 from router.routing.decision import Assessment, Decision, Reason
 from router.routing.policies.same_state import same_state
 from router.routing.replica_state import ReplicaState
 from router.routing.view import RoutingRequest
 
-MAX_LATER_ARRIVALS = 32.0
-IDLE_ALIKE = 1.1
+MAX_LATER_ARRIVALS: Final = 32.0
+IDLE_ALIKE: Final = 1.1
 """Idle replicas that hold the same of a prompt share it if their costs differ by no more than this."""
 
 
