@@ -27,7 +27,7 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = _strftime_now
         self.source = source
-        self._special_tokens = dict(special_tokens)
+        self.special_tokens = dict(special_tokens)
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
@@ -54,7 +54,7 @@ class ChatTemplate:
                 tools=list(tools) if tools else None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
+                **self.special_tokens,
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise TemplateRefusal(f"the model's chat template refuses these messages: {error}") from error

@@ -4,9 +4,7 @@ Its weights let attention outweigh the last token: of 60 prompts of 100 bytes, c
 the next 16 tokens of all, so handing out the wrong KV shows. Bytes that print are the likelier output.
 """
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -99,10 +97,6 @@ class RandomWeights:
         """The tensor of this name."""
         return self._tensors[name]
 
-    def all(self) -> dict[str, torch.Tensor]:
-        """Every tensor by name."""
-        return dict(self._tensors)
-
 
 def tiny_tokenizer() -> Tokenizer:
     """Bytes 0 to 255 are tokens 0 to 255; then the special tokens."""
@@ -140,27 +134,3 @@ def hf_config(shape: ModelShape, family: str) -> dict[str, Any]:
         "eos_token_id": [END_ID, TURN_END_ID],
         "pad_token_id": None,
     }
-
-
-def export_tiny(folder: Path, seed: int) -> None:
-    """Write the tiny model of this seed as a Hugging Face folder."""
-    from safetensors.torch import save_file
-
-    shape = tiny_shape()
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(RandomWeights(shape, seed).all(), folder / "model.safetensors", metadata={"format": "pt"})
-    files = {
-        "config.json": json.dumps(hf_config(shape, "llama")),
-        "tokenizer.json": tiny_tokenizer().to_json(),
-        "tokenizer_config.json": json.dumps(
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "chat_template": CHAT_TEMPLATE,
-                "bos_token": SPECIAL_TOKENS[0],
-                "eos_token": SPECIAL_TOKENS[0],
-                "clean_up_tokenization_spaces": False,
-            }
-        ),
-    }
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")

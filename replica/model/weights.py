@@ -117,6 +117,22 @@ def assemble(source: TensorSource, shape: ModelShape, dtype: torch.dtype) -> Wei
         )
 
 
+def tensor_names(shape: ModelShape) -> list[str]:
+    """Hugging Face names of every tensor that ``assemble`` reads."""
+    parts = ["input_layernorm.weight", "post_attention_layernorm.weight"]
+    parts += [f"self_attn.{kind}_proj.weight" for kind in "qkvo"]
+    parts += [f"mlp.{kind}_proj.weight" for kind in ("gate", "up", "down")]
+    if shape.qkv_bias:
+        parts += [f"self_attn.{kind}_proj.bias" for kind in "qkv"]
+    if shape.output_bias:
+        parts.append("self_attn.o_proj.bias")
+    if shape.qk_norm:
+        parts += [f"self_attn.{kind}_norm.weight" for kind in "qk"]
+    names = [f"model.layers.{layer}.{part}" for layer in range(shape.layers) for part in parts]
+    names += ["model.embed_tokens.weight", "model.norm.weight"]
+    return names if shape.tied_embeddings else [*names, "lm_head.weight"]
+
+
 def pairs_adjacent(rows: torch.Tensor, heads: int) -> torch.Tensor:
     """Within each head, rows ``a0 a1 ... b0 b1 ...`` become ``a0 b0 a1 b1 ...``.
 

