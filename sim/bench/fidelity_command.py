@@ -1,182 +1,144 @@
-"""``warmroute bench fidelity``: how near the simulator comes to our router before our replicas."""
+"""``warmroute bench fidelity``: how near the simulator comes to our router over HTTP."""
 
 import argparse
 import sys
 import tempfile
-from itertools import combinations
 from pathlib import Path
 
 import orjson
 import uvloop
-from rich import box
-from rich.table import Table
 
-from sim.bench.http_fidelity import HttpFidelity, HttpFidelityPlan, http_fidelity
+from sim.bench.emulated_fidelity import emulated_fidelity
+from sim.bench.http_fidelity import HttpFidelityPlan, http_fidelity
+from sim.bench.routing import RoutingPlan
+from sim.bench.side_by_side import Pair, json_object, pairs_of, table_of, verdict_on_order
 from sim.calibrate.calibrate_command import cost_keys
 from sim.command_arguments import number, whole_number
 from sim.demo.processes import ChildError
 from sim.progress_view import ProgressView
-from sim.results import Result
 from sim.results_table import table_console
 from sim.simulate_arguments import policy_kinds
+from sim.workload.sources import SHIPPED_TRACE, open_trace
 
-CACHED_WITHIN = 0.01
-TTFT_WITHIN = 0.10
+EMULATED = "emulated"
+EMULATED_REQUESTS = 600
+EMULATED_SPEED = 4.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    plan = HttpFidelityPlan()
+    real, emulated = HttpFidelityPlan(), RoutingPlan()
     parser.add_argument(
-        "--model", default=plan.model, help="what the replicas serve: tiny, smollm2 (default %(default)s)"
+        "--model",
+        default=EMULATED,
+        help="tiny or smollm2: real replicas of ours, measured first; or emulated: the benchmark's, which "
+        "take the time that they should and compute nothing (default %(default)s)",
     )
     parser.add_argument(
         "--policy",
         type=policy_kinds,
-        default=",".join(plan.policies),
+        default=",".join(real.policies),
         metavar="KIND[,KIND…]",
         help="the router's policies to try (default %(default)s)",
     )
-    for name, default, what in (
-        ("replicas", plan.replicas, "replicas, each with one thread"),
-        ("requests", plan.requests, "requests under each policy"),
-        ("kv-tokens", plan.kv_tokens, "tokens that each replica's KV cache holds"),
-        ("seed", plan.seed, "seed of the trace"),
-    ):
-        parser.add_argument(
-            f"--{name}",
-            type=whole_number(1),
-            default=default,
-            metavar="N",
-            help=f"{what} (default %(default)s)",
-        )
     parser.add_argument(
+        "--replicas",
+        type=whole_number(1),
+        metavar="N",
+        help=f"default {emulated.replicas} emulated ones, or {real.replicas} real ones of one thread each",
+    )
+    parser.add_argument(
+        "--requests",
+        type=whole_number(1),
+        metavar="N",
+        help=f"under each policy (default {EMULATED_REQUESTS} of Mooncake's, or {real.requests} to apps with "
+        "system prompts)",
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the traffic (default %(default)s)")
+    group = parser.add_argument_group("emulated replicas")
+    group.add_argument(
+        "--rate",
+        type=number(0.0, above=True),
+        default=emulated.rate,
+        metavar="X",
+        help="times as fast as recorded (default %(default)g)",
+    )
+    group.add_argument(
+        "--speed",
+        type=number(0.0, above=True),
+        default=EMULATED_SPEED,
+        metavar="X",
+        help="their clock goes so many times as fast (default %(default)g)",
+    )
+    group = parser.add_argument_group("real replicas")
+    group.add_argument(
+        "--kv-tokens",
+        type=whole_number(1),
+        default=real.kv_tokens,
+        metavar="N",
+        help="tokens that each one's KV cache holds (default %(default)s)",
+    )
+    group.add_argument(
         "--load",
         type=number(0.0, above=True),
-        default=plan.load,
+        default=real.load,
         metavar="SHARE",
-        help="of the replicas' time that the requests would take if nothing were cached (default "
-        "%(default)g)",
+        help="of their time that the requests would take if nothing were cached (default %(default)g)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command: 0 measured, 1 it could not be."""
+    try:
+        made, told, title = _emulated(args) if args.model == EMULATED else _real(args)
+    except (ChildError, ValueError) as error:
+        print(f"warmroute bench fidelity: {error}", file=sys.stderr)
+        return 1
+    if args.json:
+        print(orjson.dumps(told | json_object(made), option=orjson.OPT_INDENT_2).decode())
+        return 0
+    console = table_console()
+    console.print(title, soft_wrap=True, markup=False)
+    console.print(table_of(made))
+    console.print(verdict_on_order(made), soft_wrap=True)
+    return 0
+
+
+def _emulated(args: argparse.Namespace) -> tuple[list[Pair], dict[str, object], str]:
+    trace = open_trace(SHIPPED_TRACE, requests=args.requests or EMULATED_REQUESTS)
+    plan = RoutingPlan(
+        replicas=args.replicas or RoutingPlan().replicas, rate=args.rate, speed=args.speed, seed=args.seed
+    )
+    with ProgressView() as view:
+        live, simulated = uvloop.run(emulated_fidelity(args.policy, trace, plan, view.update))
+    title = (
+        f"{trace.name}, {plan.rate:g} times as fast, {len(trace.requests):,} requests over HTTP to "
+        f"{plan.replicas} emulated replicas ({plan.speed:g} times as fast as the wall), and simulated"
+    )
+    return pairs_of(live, simulated), {"rate": plan.rate}, title
+
+
+def _real(args: argparse.Namespace) -> tuple[list[Pair], dict[str, object], str]:
+    defaults = HttpFidelityPlan()
     plan = HttpFidelityPlan(
         model=args.model,
-        replicas=args.replicas,
-        requests=args.requests,
+        replicas=args.replicas or defaults.replicas,
+        requests=args.requests or defaults.requests,
         load=args.load,
         kv_tokens=args.kv_tokens,
         seed=args.seed,
         policies=tuple(args.policy),
     )
-    with tempfile.TemporaryDirectory(prefix="warmroute-bench-") as folder:
-        try:
-            with ProgressView() as view:
-                made = uvloop.run(http_fidelity(plan, Path(folder), view.update))
-        except (ChildError, ValueError) as error:
-            print(f"warmroute bench fidelity: {error}", file=sys.stderr)
-            return 1
-    if args.json:
-        print(orjson.dumps(json_object(made), option=orjson.OPT_INDENT_2).decode())
-    else:
-        _print(made, plan)
-    return 0
-
-
-def json_object(made: HttpFidelity) -> dict[str, object]:
-    """Every figure, and the three that are promised."""
-    return {
-        "cost": cost_keys(made.prefill, made.decode),
-        "fit_errors": [error.mean for error in made.errors],
-        "requests_per_s": made.rate,
-        "live": [result.json_object() for result in made.live],
-        "simulated": [result.json_object() for result in made.simulated],
-        "cached_share_off": [_cached_off(*pair) for pair in _pairs(made)],
-        "ttft_p50_off": [_ttft_off(*pair) for pair in _pairs(made)],
-        "reversed": reversed_pairs(made),
-    }
-
-
-def reversed_pairs(made: HttpFidelity) -> list[tuple[str, str]]:
-    """Policies whose median TTFT live differs by over ``TTFT_WITHIN``, and simulated the other way round."""
-    found = []
-    for (one, one_made), (other, other_made) in combinations(_pairs(made), 2):
-        live = (one.ttft_s.p50 or 0.0, other.ttft_s.p50 or 0.0)
-        simulated = (one_made.ttft_s.p50 or 0.0, other_made.ttft_s.p50 or 0.0)
-        apart = max(live) > (1.0 + TTFT_WITHIN) * min(live)
-        if apart and (live[0] - live[1]) * (simulated[0] - simulated[1]) < 0.0:
-            found.append((one.policy, other.policy))
-    return found
-
-
-def _pairs(made: HttpFidelity) -> list[tuple[Result, Result]]:
-    return list(zip(made.live, made.simulated, strict=True))
-
-
-def _cached_off(live: Result, simulated: Result) -> float:
-    return (simulated.cached_share or 0.0) - (live.cached_share or 0.0)
-
-
-def _ttft_off(live: Result, simulated: Result) -> float | None:
-    if not live.ttft_s.p50 or simulated.ttft_s.p50 is None:
-        return None
-    return simulated.ttft_s.p50 / live.ttft_s.p50 - 1.0
-
-
-def _print(made: HttpFidelity, plan: HttpFidelityPlan) -> None:
-    console = table_console()
-    cost = ", ".join(f"{name} {value:g}" for name, value in cost_keys(made.prefill, made.decode).items())
-    prefill_error, decode_error = made.errors
-    console.print(
-        f"{plan.replicas} replicas of {plan.model}, measured: {cost}; the fits are off by "
-        f"{prefill_error.mean:.0%} and {decode_error.mean:.0%} in the mean",
-        soft_wrap=True,
-        markup=False,
+    with tempfile.TemporaryDirectory(prefix="warmroute-bench-") as folder, ProgressView() as view:
+        made = uvloop.run(http_fidelity(plan, Path(folder), view.update))
+    cost = cost_keys(made.prefill, made.decode)
+    shown = ", ".join(f"{name} {value:g}" for name, value in cost.items())
+    off = [error.mean for error in made.errors]
+    title = (
+        f"{plan.requests} requests, {made.rate:.3g} a second, over HTTP to {plan.replicas} replicas of "
+        f"{plan.model}, and simulated\nmeasured before: {shown}; off by {off[0]:.0%} and {off[1]:.0%} in the "
+        "mean"
     )
-    console.print(
-        f"{plan.requests} requests, {made.rate:.3g} a second, through our router over HTTP and simulated "
-        "(errors of the simulation)",
-        soft_wrap=True,
-    )
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    table.add_column("policy")
-    for header in (
-        f"cached share\n(within {100 * CACHED_WITHIN:.0f} point)",
-        "",
-        f"TTFT p50, ms\n(within {TTFT_WITHIN:.0%})",
-        "",
-        "TTFT mean, ms",
-        "E2E mean, ms",
-        "errors",
-    ):
-        table.add_column(header, justify="right")
-    for live, simulated in _pairs(made):
-        cached, ttft = _cached_off(live, simulated), _ttft_off(live, simulated)
-        table.add_row(
-            live.policy,
-            f"{live.cached_share or 0.0:.3f} → {simulated.cached_share or 0.0:.3f}",
-            f"{100 * cached:+.1f}" + ("" if abs(cached) <= CACHED_WITHIN else " !"),
-            _milliseconds(live.ttft_s.p50, simulated.ttft_s.p50),
-            "-" if ttft is None else f"{ttft:+.1%}" + ("" if abs(ttft) <= TTFT_WITHIN else " !"),
-            _milliseconds(live.ttft_s.mean, simulated.ttft_s.mean),
-            _milliseconds(live.e2e_s.mean, simulated.e2e_s.mean),
-            f"{live.errors}",
-        )
-    console.print(table)
-    wrong = reversed_pairs(made)
-    if wrong:
-        pairs = "; ".join(f"{one} and {other}" for one, other in wrong)
-        console.print(f"order of policies by TTFT p50: NOT the same: {pairs}", soft_wrap=True)
-    else:
-        console.print(
-            f"order of policies by TTFT p50: the same (those within {TTFT_WITHIN:.0%} of one another left "
-            "aside)",
-            soft_wrap=True,
-        )
-
-
-def _milliseconds(live_s: float | None, simulated_s: float | None) -> str:
-    return f"{1e3 * (live_s or 0.0):,.1f} → {1e3 * (simulated_s or 0.0):,.1f}"
+    told: dict[str, object] = {"cost": cost, "fit_errors": off, "requests_per_s": made.rate}
+    return pairs_of(made.live, made.simulated), told, title

@@ -90,7 +90,9 @@ async def http_fidelity(
         replicas = await start_replicas(children, folder, plan.replicas, made, lambda text: None)
         longest = max(request.prompt_tokens for request in trace.requests)
         points = await _measured(replicas, longest, progress)
-        prefill, prefill_error = fit_prefill([point for one in points for point in one.prefill])
+        prefill, prefill_error = fit_prefill(
+            [point for one in points for point in one.prefill], attention=False
+        )
         decode, decode_error = fit_decode([point for one in points for point in one.decode])
         words = PromptText(
             trace.block_tokens, salt=SALT, characters_per_token=await _characters_per_token(replicas[0].url)

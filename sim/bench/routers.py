@@ -41,12 +41,16 @@ class Absent:
 
 
 def ours(
-    slo: Slo | None = None, *, admin: int | None = None, state: Mapping[str, object] | None = None
+    slo: Slo | None = None,
+    policy: str | None = None,
+    *,
+    admin: int | None = None,
+    state: Mapping[str, object] | None = None,
 ) -> Router:
     """This router, as it runs with this Python, with its defaults; ``admin``: that port, else any.
 
     With an ``slo`` it also tells where requests went, so that spills and each replica's work can be counted.
-    With a ``state`` it shares that with others.
+    With a ``state`` it shares that with others; with another ``policy`` it bears its name.
     """
 
     def command(program: str, port: int, replicas: Sequence[str], folder: Path) -> list[str]:
@@ -60,11 +64,13 @@ def ours(
             config["expose_routing"] = True
         if state is not None:
             config["state"] = dict(state)
+        if policy is not None:
+            config["policy"] = {"kind": policy}
         path = folder / "router.yaml"
         path.write_text(yaml.safe_dump(config), encoding="utf-8")
         return warmroute("serve", str(path))
 
-    return Router(OURS, sys.executable, command)
+    return Router(policy or OURS, sys.executable, command)
 
 
 def _nginx(program: str, port: int, replicas: Sequence[str], folder: Path) -> list[str]:

@@ -51,29 +51,30 @@ async def measure_routing(
     for router in routers:
         with tempfile.TemporaryDirectory(prefix="warmroute-bench-") as folder:
             try:
-                results.append(await _through(router, trace, plan, Path(folder), progress))
-            except _NotStarted as error:
+                results.append(await through(router, trace, plan, Path(folder), progress))
+            except NotStarted as error:
                 absent.append(Absent(router.name, f"it did not start: {error}"))
     return results, absent
 
 
-class _NotStarted(Exception):
+class NotStarted(ChildError):
     """A router did not start."""
 
 
-async def _through(
+async def through(
     router: Router,
     trace: Trace,
     plan: RoutingPlan,
     folder: Path,
     progress: Callable[[str, int, int], None],
 ) -> Result:
+    """``trace`` through one router before fresh replicas. Raises ``ChildError`` or ``NotStarted``."""
     with ChildProcesses(folder) as children:
         urls = await start_emulated(children, plan)
         try:
             started = await start_router(router, urls, children, folder)
         except ChildError as error:
-            raise _NotStarted(str(error)) from None
+            raise NotStarted(str(error)) from None
         settings = replay_settings(plan, [f"http://127.0.0.1:{started.port}"], router.name)
         return (await replay(trace, settings, progress=progress)).result
 

@@ -38,8 +38,10 @@ class FitError:
     worst: float
 
 
-def fit_prefill(points: Sequence[PrefillPoint]) -> tuple[PrefillCost, FitError]:
+def fit_prefill(points: Sequence[PrefillPoint], *, attention: bool = True) -> tuple[PrefillCost, FitError]:
     """The cost whose relative errors are least in square; no part of it is below zero.
+
+    Without ``attention`` a token costs the same wherever it stands: for short prompts, timed among noise.
 
     ``seconds = fixed + per_token (m + m (h + m/2) / attention)`` is linear in ``fixed``, ``per_token`` and
     their quotient ``per_token / attention``:
@@ -56,15 +58,22 @@ def fit_prefill(points: Sequence[PrefillPoint]) -> tuple[PrefillCost, FitError]:
     """
     if len({point.new_tokens for point in points}) < 2:
         raise ValueError(f"{len(points)} points of one length; expected at least two lengths to fit a cost")
-    rows = [
+    rows: list[tuple[float, ...]] = [
         (1.0, float(point.new_tokens), point.new_tokens * (point.position + point.new_tokens / 2.0))
         for point in points
     ]
-    fixed, per_token, pairwise = _least_squares(rows, [point.seconds for point in points])
+    seconds = [point.seconds for point in points]
+    if attention:
+        fixed, per_token, pairwise = _least_squares(rows, seconds)
+    else:
+        fixed, per_token = _least_squares([row[:2] for row in rows], seconds)
+        pairwise = 0.0
     per_token = max(per_token, LEAST_PER_TOKEN_S)
-    attention = per_token / pairwise if pairwise > per_token / NO_ATTENTION_TOKENS else NO_ATTENTION_TOKENS
-    cost = PrefillCost(fixed, per_token, attention)
-    return cost, _error([cost.seconds(p.new_tokens, p.position) for p in points], [p.seconds for p in points])
+    doubles_at = NO_ATTENTION_TOKENS
+    if pairwise > per_token / NO_ATTENTION_TOKENS:
+        doubles_at = per_token / pairwise
+    cost = PrefillCost(fixed, per_token, doubles_at)
+    return cost, _error([cost.seconds(p.new_tokens, p.position) for p in points], seconds)
 
 
 def fit_decode(points: Sequence[DecodePoint]) -> tuple[DecodeCost, FitError]:

@@ -1,0 +1,72 @@
+"""``warmroute bench fidelity``: the simulator beside our router over HTTP."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import warmroute
+from sim.bench.exact_trace import exact_trace
+from sim.bench.side_by_side import Pair, reversed_pairs, verdict_on_order
+from sim.results import Result, Slo, Spread, summarize
+from sim.workload.trace import Trace, TraceRequest
+
+
+def pair(policy: str, live_ms: float, simulated_ms: float) -> Pair:
+    def result(ttft_ms: float) -> Result:
+        made = summarize(
+            policy, (), replicas=1, slo=Slo(), cold_prefill_s=float, warmup_share=0.0, ideal=None
+        )
+        return replace(made, ttft_s=Spread(None, ttft_ms / 1e3, None, None), cached_share=0.5)
+
+    return Pair(result(live_ms), result(simulated_ms))
+
+
+def test_the_simulator_agrees_with_our_router_over_http(capsys: pytest.CaptureFixture[str]) -> None:
+    """All real but the model: cached share, and which policy is better."""
+    arguments = ["--requests", "300", "--speed", "8"]
+    policies = ["--policy", "round_robin,prefix_affinity"]
+    assert warmroute.main(["bench", "fidelity", *arguments, *policies, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    blind, affine = told["live"]
+    assert blind["errors"] == affine["errors"] == 0
+    assert max(map(abs, told["cached_share_off"])) < 0.02
+    assert affine["cached_share"] > blind["cached_share"] + 0.02
+    simulated = told["simulated"]
+    assert simulated[1]["cached_share"] > simulated[0]["cached_share"] + 0.02
+    assert simulated[1]["ttft_s"]["mean"] < simulated[0]["ttft_s"]["mean"]
+    assert affine["ttft_s"]["mean"] < blind["ttft_s"]["mean"]
+
+
+def test_real_replicas_of_the_tiny_model(capsys: pytest.CaptureFixture[str]) -> None:
+    """Measured, replayed, simulated with their own tokens; times mean nothing beside other tests."""
+    pytest.importorskip("torch", reason="the extra [replica] is not installed")
+    arguments = ["--model", "tiny", "--requests", "30", "--policy", "round_robin", "--load", "0.2"]
+    assert warmroute.main(["bench", "fidelity", *arguments]) == 0
+    shown = capsys.readouterr().out
+    assert "30 requests," in shown and "2 replicas of tiny" in shown and "prefill_us_per_token" in shown
+    (row,) = [line for line in shown.splitlines() if line.lstrip().startswith("round_robin")]
+    live, simulated = float(row.split()[1]), float(row.split()[3])
+    assert 0.0 < live < 1.0 and simulated == pytest.approx(live, abs=0.05)
+    assert row.split()[-1] == "0"
+
+
+def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert warmroute.main(["bench", "fidelity", "--model", "no-such-model"]) == 1
+    assert "warmroute bench fidelity: replica-" in capsys.readouterr().err
+
+
+def test_orders_that_differ_by_little_are_not_held_against_anyone() -> None:
+    near = [pair("a", 100.0, 120.0), pair("b", 108.0, 110.0)]
+    assert reversed_pairs(near) == [] and "the same" in verdict_on_order(near)
+    far = [pair("a", 100.0, 120.0), pair("b", 150.0, 110.0)]
+    assert reversed_pairs(far) == [("a", "b")] and "NOT the same: a and b" in verdict_on_order(far)
+    assert near[0].ttft_off == pytest.approx(0.2) and near[0].cached_off == 0.0
+
+
+def test_a_trace_in_its_own_tokens() -> None:
+    asked = [TraceRequest(64, 3, (1,), timestamp_ms=0.0), TraceRequest(64, 3, (1,), timestamp_ms=5.0)]
+    made = exact_trace(Trace("t", 64, tuple(asked)), [[1, 2, 3, 4, 5], [1, 2, 9, 4]], 2)
+    assert [one.block_ids for one in made.requests] == [(0, 1), (0, 2)]
+    assert [one.prompt_tokens for one in made.requests] == [5, 4]
+    assert made.block_tokens == 2 and made.requests[1].timestamp_ms == 5.0
