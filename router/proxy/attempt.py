@@ -45,7 +45,8 @@ class Attempt(Booked):
     def _send_on(self, connection: ReplicaConnection) -> None:
         self.connection = connection
         exchange = self._exchange
-        connection.send(exchange, *exchange.request(connection.pool))
+        head, body = exchange.request(connection.pool)
+        connection.send(exchange, head, body)
 
     def connected(self, connection: ReplicaConnection) -> None:
         """The pool made a connection."""

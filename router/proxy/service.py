@@ -128,7 +128,7 @@ class Service:
     def new_request_id(self) -> bytes:
         """Unique among all routers, and cheap."""
         self._ids += 1
-        return b"%b%x" % (self._id_prefix, self._ids)
+        return b"%b%d" % (self._id_prefix, self._ids)
 
     def count_error(self, error: RouterError) -> None:
         """The router answers with an error of its own."""

@@ -183,7 +183,7 @@ def says_over(tail: bytes) -> bool:
 
 
 def usage_at_end(tail: bytes) -> Usage | None:
-    """The last usage object in ``tail``, read without the rest of its event or answer; or llama.cpp's timings.
+    """The last usage object in ``tail``, or llama.cpp's timings; the rest of it need not be whole.
 
     In a string of JSON a quote has a backslash before it: no text can look like this.
 

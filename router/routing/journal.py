@@ -215,8 +215,7 @@ class Journal:
 def _blocks(prompt: Prompt, replica: ReplicaState, exact: ExactIndex) -> tuple[Sequence[int], str | None]:
     """The prompt's keys as ``replica`` knows them, and in whose naming they are."""
     if prompt.chains is None:
-        keys, name = prompt.keys, None
-    else:
-        naming = exact.naming(replica.index)
-        keys, name = prompt.chains.get(naming, ()), naming.described()
-    return keys if len(keys) <= MAX_KEYS else keys[:MAX_KEYS], name
+        return list(prompt.keys), None
+    naming = exact.naming(replica.index)
+    keys = prompt.chains.get(naming, ())
+    return keys if len(keys) <= MAX_KEYS else keys[:MAX_KEYS], naming.described()

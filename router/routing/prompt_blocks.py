@@ -167,7 +167,7 @@ def root_key(model: str | None, salt: str | None = None, adapter: str | None = N
     return int(mmh3.mmh3_x64_128_utupledigest(framed, 0x77617277)[0])
 
 
-def block_keys(text: bytes, root: int) -> list[int]:
+def block_keys(text: bytes, root: int) -> "array[int]":
     """Chained 64-bit keys of the whole blocks of ``text``; a last partial block has none.
 
     One hash runs over root and text; a block's key is what it stands at after that block. Stable across
@@ -191,7 +191,7 @@ def block_keys(text: bytes, root: int) -> list[int]:
     halves = array("Q", b"".join(digests))
     if byteorder == "big":
         halves.byteswap()  # digests are little-endian everywhere
-    return halves[::2].tolist()
+    return halves[::2]
 
 
 def read_prompt(body: bytes) -> Prompt:

@@ -210,8 +210,8 @@ def test_stream_and_limits_are_read() -> None:
 
 def test_B021_the_same_keys_in_another_process_with_another_hash_seed() -> None:
     code = (
-        "import json; from router.routing.prompt_blocks import read_prompt;"
-        'print(json.dumps(read_prompt(b\'{"model":"m","prompt":"\' + b\'golden \' * 100 + b\'"}\').keys))'
+        "import json; from router.routing.prompt_blocks import read_prompt as read;"
+        'print(json.dumps(list(read(b\'{"model":"m","prompt":"\' + b\'golden \' * 100 + b\'"}\').keys)))'
     )
     runs = {
         subprocess.run(

@@ -55,9 +55,16 @@ class PredictedFinish:
     def choose(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> Decision:
         """The candidate of least total cost; ties at random."""
         matches, waits, prefills, totals = self._costs(request, candidates)
-        least = min(totals)
-        best = totals.index(least)
-        if totals.count(least) > 1:
+        best, ties, longest = 0, 0, 0
+        least = totals[0]
+        for i, total in enumerate(totals):
+            if total < least:
+                best, ties, least = i, 1, total
+            elif total == least:
+                ties += 1
+            if matches[i] > longest:
+                longest = matches[i]
+        if ties > 1:
             best = self._one_of([i for i, total in enumerate(totals) if total == least])
         elif not candidates[best].ledger.in_flight and not candidates[best].held:
             limit, matched = IDLE_ALIKE * least, matches[best]
@@ -72,7 +79,7 @@ class PredictedFinish:
                 ]
             )
         chosen, wait, prefill = candidates[best], waits[best], prefills[best]
-        matched, longest = matches[best], max(matches)
+        matched = matches[best]
         if not longest:
             return Decision(chosen.index, Reason.COLD, 0, wait, prefill)
         saved = chosen.cost.prefill_s(request.prompt_tokens, 0) - prefill if matched else 0.0
