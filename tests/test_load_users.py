@@ -28,9 +28,10 @@ class _Server(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     answers: Iterator[Answer]
+    bodies: list[dict[str, Any]]
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
+        self.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
         next(self.answers)(self)
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -95,8 +96,10 @@ def refused(server: _Server) -> None:
 
 
 @contextmanager
-def _serving(*answers: Answer) -> Iterator[str]:
-    handler = type("Scripted", (_Server,), {"answers": cycle(answers)})
+def _serving(*answers: Answer, bodies: list[dict[str, Any]] | None = None) -> Iterator[str]:
+    """``bodies``: where what is asked goes."""
+    bodies = [] if bodies is None else bodies
+    handler = type("Scripted", (_Server,), {"answers": cycle(answers), "bodies": bodies})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -108,27 +111,18 @@ def _serving(*answers: Answer) -> Iterator[str]:
         thread.join()
 
 
-def _locust(url: str) -> tuple[int, dict[str, Any], str]:
+def _locust(
+    url: str, *arguments: str, kind: str = "ChatUser", seconds: int = 3, **variables: str
+) -> tuple[int, dict[str, Any], str]:
     """Exit code, entries by name and output of a short run."""
     ran = subprocess.run(
         [
             *(sys.executable, "-m", "locust", "-f", str(ROOT / "tests/load/locustfile.py"), "--headless"),
-            *(
-                "--host",
-                url,
-                "-u",
-                str(USERS),
-                "-r",
-                str(USERS),
-                "-t",
-                "3s",
-                "--stop-timeout",
-                "10",
-                "--only-summary",
-            ),
-            "--json",
+            *("--host", url, "--stop-timeout", "10", "--only-summary"),
+            *(() if "LOAD_SHAPE" in variables else ("-u", str(USERS), "-r", str(USERS), "-t", f"{seconds}s")),
+            *("--json", *arguments, kind),
         ],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
         capture_output=True,
         text=True,
         timeout=60,
@@ -143,7 +137,7 @@ def _locust(url: str) -> tuple[int, dict[str, Any], str]:
 pytestmark = pytest.mark.skipif(find_spec("locust") is None, reason="the extra [dev] is not installed")
 
 
-def test_whole_answers_are_counted_token_by_token() -> None:
+def test_B115_whole_answers_are_counted_token_by_token() -> None:
     with _serving(whole) as url:
         code, entries, output = _locust(url)
     assert code == 0, output
@@ -180,3 +174,81 @@ def test_a_run_without_answers_fails() -> None:
     code, entries, output = _locust(url)
     assert code == 1, output
     assert entries["answer"]["num_failures"] == entries["answer"]["num_requests"]
+
+
+def quick(server: _Server) -> None:
+    """A whole answer at once, in one piece, half of whose prompt was cached."""
+    usage = {"prompt_tokens": 100, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 50}}
+    role = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
+    said = {"choices": [{"delta": {"content": "fine"}}]}
+    events = [json.dumps(one) for one in (role, said, {"choices": [], "usage": usage})]
+    data = "".join(f"data: {one}\n\n" for one in (*events, "[DONE]")).encode()
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    server.wfile.write(head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(data), data))
+
+
+def test_B029_every_run_has_an_id_in_its_prompts_and_tells_its_hit_share() -> None:
+    said = []
+    for run in ({}, {"LOAD_RUN": "mine"}):
+        bodies: list[dict[str, Any]] = []
+        with _serving(quick, bodies=bodies) as url:
+            code, _, output = _locust(url, seconds=1, **run)
+        assert code == 0 and "50.0%" in output and "seed 1" in output
+        systems = {body["messages"][0]["content"].split("]")[0] for body in bodies}
+        assert len(systems) == 1, "one run, one id"
+        said.append(systems.pop())
+        assert f"{said[-1][1:]}, seed" in output
+    assert said[1] == "[run mine" != said[0]
+
+
+@pytest.mark.parametrize("variables", [{}, {"LOAD_TOOLS": "1"}])
+def test_agents_go_on_with_all_before_and_what_the_tool_printed(variables: dict[str, str]) -> None:
+    bodies: list[dict[str, Any]] = []
+    with _serving(quick, bodies=bodies) as url:
+        code, entries, output = _locust(url, kind="AgentUser", seconds=2, **variables)
+    assert code == 0, output
+    assert set(entries) == {"answer", "TTFT"}  # of one token: no time between tokens
+    longest = max((body["messages"] for body in bodies), key=len)
+    assert len(longest) >= 2 + 2 * 2
+    assert any(body["messages"] == longest[:-2] for body in bodies), (
+        "each step has the one before as its prefix"
+    )
+    assert {body.get("tools") is not None for body in bodies} == {bool(variables)}
+    assert longest[3]["role"] == ("tool" if variables else "user")
+
+
+def test_rag_users_share_popular_documents_and_no_history() -> None:
+    bodies: list[dict[str, Any]] = []
+    with _serving(quick, bodies=bodies) as url:
+        code, _, output = _locust(url, kind="RagUser", seconds=2, LOAD_THINK="0.1")
+    assert code == 0, output
+    assert {len(body["messages"]) for body in bodies} == {2}
+    first = [body["messages"][1]["content"].split(".")[0] for body in bodies]
+    assert len(set(first)) > 1 and first.count("Document 0") >= 1
+    assert len({body["messages"][1]["content"] for body in bodies}) == len(bodies)
+
+
+def test_a_spike_comes_and_goes_and_reports_are_kept(tmp_path: Path) -> None:
+    with _serving(quick) as url:
+        code, _, output = _locust(
+            url,
+            *("--csv", str(tmp_path / "run"), "--csv-full-history", "--html", str(tmp_path / "run.html")),
+            LOAD_SHAPE="spike",
+            LOAD_USERS="8",
+            LOAD_SECONDS="4",
+        )
+    assert code == 0, output
+    rows = (tmp_path / "run_stats_history.csv").read_text().splitlines()
+    users = [int(row.split(",")[1]) for row in rows[1:]]
+    assert max(users) == 8 and users[0] <= 2 and min(users[users.index(8) :]) <= 2, users
+    assert "TTFT" in (tmp_path / "run.html").read_text()
+    assert "answer" in (tmp_path / "run_stats.csv").read_text()
+
+
+def test_B050_a_client_that_is_busy_itself_is_marked() -> None:
+    """A server that answers at once, and users that never wait: the client is the limit."""
+    with _serving(quick) as url:
+        _, _, idle = _locust(url, seconds=2, LOAD_CLIENT_LIMIT="0.1")
+        _, _, busy = _locust(url, seconds=2, LOAD_CLIENT_LIMIT="0.1", LOAD_THINK="0")
+    assert "MARKED" not in idle and "the client used" in idle
+    assert "MARKED: over 10%" in busy, busy
