@@ -7,7 +7,7 @@ Sessions are closed loop: a turn is sent some thinking after the answer to the o
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import aiohttp
 import orjson
@@ -116,6 +116,7 @@ class _Sender:
         self._done = 0
         self._session: aiohttp.ClientSession
         self._start_s = 0.0
+        self._cpu_share = 0.0
 
     async def run(self) -> None:
         """Send everything; returns when the last answer is complete."""
@@ -130,12 +131,15 @@ class _Sender:
         )
         async with self._session:
             self._start_s = time.perf_counter() + START_AFTER_S
+            cpu_s = time.process_time()
             async with asyncio.TaskGroup() as tasks:
                 for position in starts:
                     body = self._body(position)  # ahead of its time, so that writing it delays nobody
                     due_s = self._start_s + (self._plan[position].at_s or 0.0)
                     await _sleep_until(due_s)
                     tasks.create_task(self._follow(position, body, due_s), name=f"replay {position}")
+            wall_s = time.perf_counter() - self._start_s + START_AFTER_S
+            self._cpu_share = (time.process_time() - cpu_s) / wall_s
 
     async def _follow(self, position: int, body: bytes, due_s: float) -> None:
         """Send one request, and the turns that follow its answer."""
@@ -200,6 +204,17 @@ class _Sender:
             warmup_share=settings.warmup_share,
             ideal=self._ideal(outcomes),
             reports_send_lag=True,
+        )
+        counted = [
+            sent[2] for sent in self._answers if sent and sent[2].output_tokens and sent[2].content_events
+        ]
+        events = sum(answer.content_events for answer in counted)
+        result = replace(
+            result,
+            client_cpu_share=self._cpu_share,
+            tokens_per_event=sum(answer.output_tokens or 0 for answer in counted) / events
+            if events
+            else None,
         )
         without_usage = sum(
             1 for sent in self._answers if sent and sent[2].error is None and sent[2].output_tokens is None

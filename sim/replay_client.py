@@ -28,6 +28,8 @@ class Answer:
     error_detail: str = ""
     """What the server said about it."""
     text: str = ""
+    content_events: int = 0
+    """An event may carry several tokens."""
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
@@ -58,6 +60,7 @@ async def stream_request(
 
     def content_came() -> None:
         now = clock()
+        answer.content_events += 1
         if answer.ttft_s is None:
             answer.ttft_s = now - started_s
         if on_content is not None:

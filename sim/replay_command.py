@@ -18,7 +18,7 @@ from sim.command_arguments import (
 from sim.first_model import Unreachable, first_model
 from sim.progress_view import ProgressView
 from sim.replay import Replay, ReplaySettings, prompt_scale, replay
-from sim.results_table import results_table, table_console
+from sim.results_table import client_warning, results_table, table_console
 from sim.workload.sources import open_text_or_trace
 from sim.workload.trace import Trace, TraceError
 
@@ -112,7 +112,8 @@ def run(args: argparse.Namespace) -> int:
     with ProgressView() as view:
         done = asyncio.run(replay(trace, settings, text=text, progress=view.update))
     if args.json:
-        print(orjson.dumps([done.result.json_object()], option=orjson.OPT_INDENT_2).decode())
+        run_id = {"salt": settings.salt, "seed": settings.seed}
+        print(orjson.dumps([done.result.json_object() | run_id], option=orjson.OPT_INDENT_2).decode())
     else:
         _print_table(args, trace, settings, done)
     errors, requests = done.result.errors, done.result.requests
@@ -133,7 +134,8 @@ def _print_table(args: argparse.Namespace, trace: Trace, settings: ReplaySetting
     pace = f"{args.speed:g} sessions a second" if trace.in_sessions else f"{args.speed:g} times as fast"
     lines = [
         f"{trace.name}, {pace}: {len(trace.requests):,} requests to {args.url} ({settings.model}), "
-        f"{result.wall_s:.1f} s, salt {settings.salt}",
+        f"{result.wall_s:.1f} s, seed {settings.seed}, salt {settings.salt}",
+        f"{_span(trace)}blocks of {trace.block_tokens} tokens",
         f"measured: the last {result.requests:,} (the first {args.warmup:.0%} of the time warms the caches)"
         + (
             f"; one infinite cache would have cached {result.ideal_cached_share:.3f} of prompt tokens"
@@ -156,6 +158,10 @@ def _print_table(args: argparse.Namespace, trace: Trace, settings: ReplaySetting
         f"{1e3 * (result.send_lag_p99_s or 0.0):.1f} ms late (p99).",
         soft_wrap=True,
     )
+    if result.tokens_per_event is not None:
+        console.print(f"{result.tokens_per_event:.2f} tokens came in an event.")
+    if warning := client_warning([result]):
+        console.print(warning, soft_wrap=True)
     for kind, count in result.error_kinds:
         console.print(f"{count} x {kind}", soft_wrap=True, markup=False)
     if done.without_usage:
@@ -163,6 +169,12 @@ def _print_table(args: argparse.Namespace, trace: Trace, settings: ReplaySetting
             f"{done.without_usage} answers told no usage: they count as uncached and have no TPOT",
             soft_wrap=True,
         )
+
+
+def _span(trace: Trace) -> str:
+    """How long the arrivals take as recorded: a trace in the wrong unit shows by it."""
+    times = [one.timestamp_ms for one in trace.requests if one.timestamp_ms is not None]
+    return f"{(max(times) - min(times)) / 1e3:,.1f} s of arrivals as recorded, " if times else ""
 
 
 def _say(message: str, code: int) -> int:

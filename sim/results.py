@@ -17,6 +17,8 @@ from typing import Any
 from sim.outcome import Outcome
 
 DECODE_BUFFER_S = 1.0
+CLIENT_LIMIT = 0.7
+"""Share of its own ceiling, one core, above which a load generator may be what is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,17 @@ class Result:
     simulation, real in a replay."""
     send_lag_p99_s: float | None = None
     """Replay only: how late requests were sent."""
+    client_cpu_share: float | None = None
+    """Replay only: processor time of the program that sent, of one core. Its own limit is 1."""
+    tokens_per_event: float | None = None
+    """Replay only: reply tokens that came in one event."""
     error_kinds: tuple[tuple[str, int], ...] = ()
     """The errors by text, most frequent first."""
+
+    @property
+    def client_limited(self) -> bool:
+        """The program that sent was so busy that its times may be its own."""
+        return self.client_cpu_share is not None and self.client_cpu_share > CLIENT_LIMIT
 
     def json_object(self) -> dict[str, Any]:
         """The result as INTERFACE names it; numbers rounded to what they can mean."""
@@ -90,6 +101,11 @@ class Result:
         }
         if self.send_lag_p99_s is not None:
             made["send_lag_p99_s"] = round(self.send_lag_p99_s, 4)
+        if self.client_cpu_share is not None:
+            made["client_cpu_share"] = round(self.client_cpu_share, 3)
+            made["client_limited"] = self.client_limited
+        if self.tokens_per_event is not None:
+            made["tokens_per_event"] = round(self.tokens_per_event, 3)
         if self.error_kinds:
             made["error_kinds"] = dict(self.error_kinds)
         return made

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from sim.results import Result
+from sim.results import CLIENT_LIMIT, Result
 
 PLAIN_WIDTH = 132
 """Columns of output that is no terminal: wide enough for the whole table."""
@@ -54,6 +54,17 @@ def results_table(results: Sequence[Result], console: Console, *, subject: str =
         if Measurement.get(console, free, table).maximum <= console.width:
             break
     return table
+
+
+def client_warning(results: Sequence[Result]) -> str | None:
+    """What to say of runs whose own sender was too busy."""
+    busy = [f"{one.policy} {one.client_cpu_share:.0%}" for one in results if one.client_limited]
+    if not busy:
+        return None
+    return (
+        f"MARKED: the sender used over {CLIENT_LIMIT:.0%} of its core ({', '.join(busy)}): these times may "
+        "be its own. Ask less of it"
+    )
 
 
 def _table(results: Sequence[Result], columns: Sequence[_Column], subject: str) -> Table:

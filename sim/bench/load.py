@@ -5,19 +5,23 @@ import math
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import cast
 
 import httptools
 
+from sim.bench.mock_replica import TICK_S
 from sim.bench.prompts import chat_request
 
 STREAMS_LIMIT_S = 120.0
 CONTENT_EVENT = b'"content":'
+CLUMPED_NS = int(TICK_S / 2 * 1e9)
+_SENT = re.compile(rb'"sent_ns":"(\d{20})"')
 WRK_LEAST_S = 1.0
 """wrk counts in whole seconds."""
 
@@ -58,6 +62,15 @@ class Streamed:
     events: int
     lost: int
     wall_s: float
+    delays_ms: Sequence[float] = ()
+    """From the replica's sending an event to its arrival here, sorted; both read the machine's one clock."""
+    clumped: int = 0
+    """Events that came in one piece with the next, though the replica sent that a tick later or more."""
+
+    @property
+    def delay_p99_ms(self) -> float:
+        """0 without events."""
+        return self.delays_ms[int(len(self.delays_ms) * 0.99)] if self.delays_ms else 0.0
 
 
 def wrk_path(seconds: float) -> str | None:
@@ -179,6 +192,8 @@ class _Listener(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._end = b""
         self.events = 0
+        self.delays_ms: list[float] = []
+        self.clumped = 0
         self.ended = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -186,6 +201,7 @@ class _Listener(asyncio.Protocol):
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
+        self._timed(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
@@ -196,6 +212,13 @@ class _Listener(asyncio.Protocol):
         text = self._end + body
         self.events += text.count(CONTENT_EVENT)
         self._end = text[-len(CONTENT_EVENT) + 1 :]
+
+    def _timed(self, data: bytes) -> None:
+        """When the events in ``data``, one read, were sent; one that is cut there is left out."""
+        now = time.monotonic_ns()
+        sent = [int(one) for one in _SENT.findall(data)]
+        self.delays_ms += [(now - one) / 1e6 for one in sent]
+        self.clumped += sum(after - before >= CLUMPED_NS for before, after in pairwise(sent))
 
     def on_message_complete(self) -> None:
         """From the parser."""
@@ -221,4 +244,6 @@ async def streams(port: int, bodies: Sequence[bytes], count: int, events: int) -
     except (OSError, TimeoutError) as error:
         raise LoadError(f"streams on port {port} of loopback did not end: {error or 'timeout'}") from None
     got = sum(one.events for one in listeners)
-    return Streamed(got, count * events - got, loop.time() - began)
+    delays = sorted(delay for one in listeners for delay in one.delays_ms)
+    clumped = sum(one.clumped for one in listeners)
+    return Streamed(got, count * events - got, loop.time() - began, delays, clumped)

@@ -6,14 +6,15 @@
 import asyncio
 import re
 import sys
+import time
 
 import uvloop
 
 from sim.bench.server_connection import (
     STREAM_HEAD,
-    TOKEN_EVENT,
     ServerConnection,
     completion,
+    event,
     last_events,
 )
 
@@ -23,6 +24,10 @@ _MAX_TOKENS = re.compile(rb'"max_(?:completion_)?tokens":\s*(\d+)')
 _STREAM = re.compile(rb'"stream":\s*true')
 _USAGE = b'{"prompt_tokens":512,"completion_tokens":16,"total_tokens":528}'
 ANSWER = completion(_USAGE)
+_TOKEN = event(
+    b'"sent_ns":"%020d","choices":[{"index":0,"delta":{"content":" tok"},"finish_reason":null}]' % 0
+).replace(b"%020d" % 0, b"%020d")
+"""``sent_ns``: the machine's monotonic clock, so that the load can tell how long an event was under way."""
 LAST_EVENTS = last_events(_USAGE)
 
 
@@ -52,13 +57,14 @@ class MockReplica:
         self._left.pop(connection, None)
 
     def _tick(self) -> None:
+        token = _TOKEN % time.monotonic_ns()
         for connection, left in list(self._left.items()):
             if left > 1:
                 self._left[connection] = left - 1
-                connection.write(TOKEN_EVENT)
+                connection.write(token)
             else:
                 del self._left[connection]
-                connection.write(TOKEN_EVENT + LAST_EVENTS)
+                connection.write(token + LAST_EVENTS)
         self._ticking = bool(self._left)
         if self._ticking:
             asyncio.get_running_loop().call_later(TICK_S, self._tick)

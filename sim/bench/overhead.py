@@ -57,6 +57,10 @@ class EventCost:
     """The router's CPU per event, requests and heads of the streams included."""
     lost: int
     """Events that never came, of all rounds."""
+    delay_p99_ms: float = 0.0
+    """From the replica's sending an event to its arrival at the client."""
+    clumped_share: float = 0.0
+    """Of events: came in one piece with a later one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,8 @@ class RouterCost:
 class _Contender:
     started: StartedRouter
     requests: dict[int, list[tuple[float, float, int]]] = field(default_factory=dict)
-    events: list[tuple[float, int]] = field(default_factory=list)
+    events: list[EventCost] = field(default_factory=list)
+    """By round."""
 
     def cost(self) -> RouterCost:
         requests = {
@@ -85,7 +90,12 @@ class _Contender:
             )
             for size, rows in self.requests.items()
         }
-        event = EventCost(median(cpu for cpu, _ in self.events), sum(lost for _, lost in self.events))
+        event = EventCost(
+            median(one.cpu_us for one in self.events),
+            sum(one.lost for one in self.events),
+            median(one.delay_p99_ms for one in self.events),
+            median(one.clumped_share for one in self.events),
+        )
         memory = memory_mib(process_tree(self.started.child.pid)) or 0.0
         return RouterCost(self.started.router.name, requests, event, memory)
 
@@ -144,7 +154,10 @@ async def _measure_events(contender: _Contender, bodies: Sequence[bytes], plan: 
     used_s = cpu_s(pid) - before
     if not streamed.events:
         raise LoadError(f"{started.router.name} passed no event on\n{started.child.tail()}")
-    contender.events.append((used_s / streamed.events * 1e6, streamed.lost))
+    clumped_share = streamed.clumped / streamed.events
+    contender.events.append(
+        EventCost(used_s / streamed.events * 1e6, streamed.lost, streamed.delay_p99_ms, clumped_share)
+    )
 
 
 async def _start_all(

@@ -10,6 +10,8 @@ from sim.bench.overhead import OverheadPlan, RouterCost
 from sim.bench.routers import OURS, Absent
 
 REQUEST_COLUMNS = ("CPU µs", "answers/s")
+CLUMPED = 0.05
+"""More is marked: such a router, or a machine this busy, makes the time between tokens look better."""
 
 
 def cost_table(costs: Sequence[RouterCost], plan: OverheadPlan) -> Table:
@@ -20,14 +22,25 @@ def cost_table(costs: Sequence[RouterCost], plan: OverheadPlan) -> Table:
         for number, header in enumerate(REQUEST_COLUMNS):
             above = "" if number else f"{size} KiB"
             table.add_column(f"{above}\n{header}", justify="right", no_wrap=True)
-    for header in ("event\nCPU µs", "events\nlost", "answers\nfailed", "memory\nMiB"):
+    headers = (
+        "event\nCPU µs",
+        "p99\nms late",
+        "events\nclumped",
+        "events\nlost",
+        "answers\nfailed",
+        "memory\nMiB",
+    )
+    for header in headers:
         table.add_column(header, justify="right", no_wrap=True)
     for cost in costs:
         row = [cost.name]
         for size in plan.sizes_kib:
             row += [f"{cost.requests[size].cpu_us:,.0f}", f"{cost.requests[size].answers_per_s:,.0f}"]
         failed = sum(request.failed for request in cost.requests.values())
-        row += [f"{cost.event.cpu_us:,.1f}", f"{cost.event.lost:,}", f"{failed:,}", f"{cost.memory_mib:,.0f}"]
+        event = cost.event
+        clumped = f"{event.clumped_share:.1%}" + (" ▲" if event.clumped_share > CLUMPED else "")
+        row += [f"{event.cpu_us:,.1f}", f"{event.delay_p99_ms:,.1f}", clumped, f"{event.lost:,}"]
+        row += [f"{failed:,}", f"{cost.memory_mib:,.0f}"]
         table.add_row(*row)
     return table
 
@@ -89,7 +102,12 @@ def as_json(
                     }
                     for size, request in cost.requests.items()
                 ],
-                "event": {"cpu_us": round(cost.event.cpu_us, 2), "lost": cost.event.lost},
+                "event": {
+                    "cpu_us": round(cost.event.cpu_us, 2),
+                    "lost": cost.event.lost,
+                    "delay_p99_ms": round(cost.event.delay_p99_ms, 2),
+                    "clumped_share": round(cost.event.clumped_share, 4),
+                },
                 "memory_mib": round(cost.memory_mib, 1),
             }
             for cost in costs

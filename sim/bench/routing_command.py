@@ -13,7 +13,7 @@ from sim.command_arguments import add_rate_argument, add_trace_arguments, number
 from sim.demo.processes import ChildError
 from sim.progress_view import ProgressView
 from sim.results import Result
-from sim.results_table import results_table, table_console
+from sim.results_table import client_warning, results_table, table_console
 from sim.workload.sources import open_trace
 from sim.workload.trace import Trace, TraceError
 
@@ -103,6 +103,8 @@ def _print_report(results: list[Result], absent: list[Absent], trace: Trace, pla
         console.print(f"not measured: {one.name}: {one.why}", soft_wrap=True, markup=False)
     late = max((result.send_lag_p99_s or 0.0 for result in results), default=0.0)
     console.print(f"Requests were sent at most {1e3 * late:.0f} ms late (p99, replicas' time).", markup=False)
+    if warning := client_warning(results):
+        console.print(warning, soft_wrap=True, markup=False)
 
 
 def _say(message: str, code: int) -> int:

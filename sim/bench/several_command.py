@@ -10,7 +10,7 @@ from sim.bench.routing_command import add_plan_arguments, plan_of
 from sim.bench.several import Run, measure_several
 from sim.demo.processes import ChildError
 from sim.progress_view import ProgressView
-from sim.results_table import results_table, table_console
+from sim.results_table import client_warning, results_table, table_console
 from sim.workload.sources import open_trace
 from sim.workload.trace import Trace, TraceError
 
@@ -74,6 +74,8 @@ def _print_report(runs: list[Run], trace: Trace, args: argparse.Namespace) -> No
             console.print(f"{one.result.policy}: mean TTFT {share:.3f} × that of {runs[0].result.policy}")
     late = max((one.result.send_lag_p99_s or 0.0 for one in runs), default=0.0)
     console.print(f"Requests were sent at most {1e3 * late:.0f} ms late (p99, replicas' time).", markup=False)
+    if warning := client_warning([one.result for one in runs]):
+        console.print(warning, soft_wrap=True, markup=False)
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -31,6 +31,8 @@ class FakeOpenAI:
         self.fault: Callable[[int, Body], str | None] = lambda number, body: None
         self.content_after_s = 0.0
         self.tells_usage = True
+        self.cached_share: Callable[[Body], float] = lambda body: 0.5
+        """Of the prompt, as ``usage`` tells it."""
         self.routing_headers: Callable[[int], dict[str, str]] = lambda number: {}
         self._everybody = asyncio.Event()
 
@@ -106,7 +108,7 @@ class FakeOpenAI:
             usage = {
                 "prompt_tokens": prompt_tokens,
                 "completion_tokens": body["max_tokens"],
-                "prompt_tokens_details": {"cached_tokens": prompt_tokens // 2},
+                "prompt_tokens_details": {"cached_tokens": int(prompt_tokens * self.cached_share(body))},
             }
             await event({"choices": [], "usage": usage})
         self.answered_s[number] = time.perf_counter()

@@ -30,7 +30,7 @@ def test_the_shipped_slice_is_read_whole() -> None:
     assert len(open_trace("mooncake", requests=10).requests) == 10
 
 
-def test_gzip_blank_lines_and_64_bit_ids(tmp_path: Path) -> None:
+def test_B087_gzip_blank_lines_and_64_bit_ids(tmp_path: Path) -> None:
     ids = [2**64 - 1, 2**63]
     text = "\n" + json.dumps(row(ids=ids)) + "\n\n" + json.dumps(row(at=1, ids=ids)) + "\n"
     path = tmp_path / "trace.jsonl.gz"
@@ -41,13 +41,13 @@ def test_gzip_blank_lines_and_64_bit_ids(tmp_path: Path) -> None:
     assert read_trace(negative).requests[0].block_ids == (2**64 - 1,)  # the same 64 bits
 
 
-def test_unsorted_timestamps_are_sorted_and_ties_keep_their_order(tmp_path: Path) -> None:
+def test_B051_unsorted_timestamps_are_sorted_and_ties_keep_their_order(tmp_path: Path) -> None:
     rows = [row(at=9, tokens=600, ids=[1]), row(at=3, tokens=601, ids=[1]), row(at=3, tokens=602, ids=[1])]
     trace = read_trace(write(tmp_path / "t.jsonl", rows))
     assert [request.prompt_tokens for request in trace.requests] == [601, 602, 600]
 
 
-def test_the_block_size_is_found_or_given(tmp_path: Path) -> None:
+def test_B051_the_block_size_is_found_or_given(tmp_path: Path) -> None:
     rows = [row(tokens=40, ids=[1, 2]), row(at=1, tokens=48, ids=[1, 2, 3])]
     path = write(tmp_path / "t.jsonl", rows)
     assert read_trace(path).block_tokens == 16
@@ -110,7 +110,7 @@ def test_sessions_follow_turn_by_turn(tmp_path: Path) -> None:
         ([row(tokens=2000, ids=[5, 5, 5, 6])], "line 1: block id 5 follows 5 here and nothing in line 1"),
     ],
 )
-def test_what_does_not_add_up_is_refused(tmp_path: Path, rows: list[Any], message: str) -> None:
+def test_B051_what_does_not_add_up_is_refused(tmp_path: Path, rows: list[Any], message: str) -> None:
     path = write(tmp_path / "bad.jsonl", rows)
     with pytest.raises(TraceError, match=message) as raised:
         read_trace(path)

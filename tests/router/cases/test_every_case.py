@@ -1,4 +1,4 @@
-"""Every bug case of the router's categories has a test named after its id, or stands here as open.
+"""Every bug case of the router and of its load tests has a test named after its id, or stands here as open.
 
 ``pytest -k B147`` runs the tests of case B147, wherever they are.
 """
@@ -20,6 +20,7 @@ CASES = {
     "routing-quality": "B030 B041 B054 B062 B079 B080 B088 B104 B126 B133 B134",
     "prefix-hash correctness": "B021 B024 B025 B081 B089 B127 B128 B135 B139",
     "tenant isolation": "B007 B063 B090 B107 B119",
+    "load-testing": "B029 B050 B051 B059 B087 B115 B116 B131",
     "metrics": "B027 B112 B113",
     "state sharing": "B022 B057 B084 B093 B109 B117 B118 B137",
 }

@@ -1,0 +1,199 @@
+"""Bug cases of load testing, by id: what a harness must not do. Cases of trace files: test_trace_file.py."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.bench.load import streams
+from sim.bench.mock_replica import TICK_S, MockReplica
+from sim.bench.prompts import chat_body
+from sim.results import CLIENT_LIMIT
+from sim.results_table import client_warning
+from sim.workload.prompt_text import PromptText
+from sim.workload.trace import Trace
+from sim.workload.trace_file import read_trace
+from tests.sim.fake_openai import Body, FakeOpenAI
+from tests.sim.test_replay import command, run, short
+from tests.sim.traces import timed
+
+PAUSE = (0.3, 1.3)
+"""Seconds after the first request in which the server answers nobody."""
+
+
+class PausingServer(FakeOpenAI):
+    """Stops once, as a replica that collects garbage does."""
+
+    async def _answer(self, request, number: int, body: Body):  # type: ignore[no-untyped-def]
+        since = time.perf_counter() - self.came_s[0]
+        if PAUSE[0] <= since < PAUSE[1]:
+            await asyncio.sleep(PAUSE[1] - since)
+        return await super()._answer(request, number, body)
+
+
+class CachingServer(FakeOpenAI):
+    """Remembers the first block of every prompt it has seen, over all runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+        self.cached_share = self._hit
+
+    def _hit(self, body: Body) -> float:
+        head = body["messages"][0]["content"][: 512 * 4]
+        known = head in self._seen
+        self._seen.add(head)
+        return 0.7 if known else 0.0
+
+
+def test_B029_a_second_run_is_not_answered_from_the_first_ones_cache(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same seed twice on one server, whose cache outlives a run: a salt for each, the same hit share."""
+    rows = [
+        {"timestamp": k, "input_length": 700, "output_length": 1, "hash_ids": [k % 20, 100 + k]}
+        for k in range(40)
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    server = CachingServer()
+
+    def told(*arguments: str) -> dict[str, Any]:
+        assert command(server, "--trace", str(path), "--warmup", "0", "--json", *arguments) == 0
+        (row,) = json.loads(capsys.readouterr().out)
+        assert isinstance(row, dict) and row["seed"] == 1
+        return row
+
+    first, second = told(), told()
+    assert first["salt"] != second["salt"] and 0.3 < first["cached_share"] < 0.4
+    assert second["cached_share"] == pytest.approx(first["cached_share"], rel=0.03)
+    again = told("--salt", first["salt"])  # who wants the first run's cache must ask for it
+    assert again["cached_share"] > 0.6
+
+
+def test_B050_a_run_tells_its_senders_own_load_and_marks_what_is_over_its_limit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calm = run(FakeOpenAI(), short(10, gap_ms=100.0)).result
+    busy = run(FakeOpenAI(), short(600, gap_ms=0.01)).result  # server and sender in one process: the limit
+    assert calm.client_cpu_share is not None and busy.client_cpu_share is not None
+    assert (
+        calm.client_cpu_share < 0.5 < busy.client_cpu_share
+        or calm.client_cpu_share < busy.client_cpu_share / 2
+    )
+    marked, free = (replace(calm, client_cpu_share=CLIENT_LIMIT + part) for part in (0.01, -0.01))
+    assert "MARKED" in (client_warning([marked]) or "") and client_warning([free]) is None
+    assert marked.json_object()["client_limited"] and not free.json_object()["client_limited"]
+    assert command(FakeOpenAI(), "--requests", "5", "--speed", "1000", "--warmup", "0", "--json") == 0
+    assert {"client_cpu_share", "client_limited", "send_lag_p99_s"} <= set(
+        json.loads(capsys.readouterr().out)[0]
+    )
+
+
+def test_B059_a_pause_shows_in_an_open_loop_and_hides_in_a_closed_one() -> None:
+    """100 arrivals in 2 s, and 4 users who ask as soon as they are answered; the server stops for 1 s."""
+    opened = run(PausingServer(), short(100, gap_ms=20.0, output_tokens=1)).result
+    sessions = Trace(
+        "users",
+        512,
+        tuple(
+            replace(one, timestamp_ms=None, session=str(number % 4), think_ms=0.0)
+            for number, one in sorted(enumerate(short(400).requests), key=lambda pair: pair[0] % 4)
+        ),
+    )
+    closed = run(PausingServer(), sessions, speed=50.0).result
+    assert opened.requests == 100 and opened.errors == closed.errors == 0, "no arrival is left out"
+    assert opened.ttft_s.p90 is not None and opened.ttft_s.p50 is not None and closed.ttft_s.p90 is not None
+    assert opened.ttft_s.p90 > 0.7, "a request that came early in the pause waited nearly all of it"
+    assert closed.ttft_s.p90 < 0.4, "four slow answers among four hundred"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(7, 7 + (1 << 32)), (-1, (1 << 32) - 1), (2**53, 2**53 + 1), (2**64 - 1, 2**32 - 1)],
+)
+def test_B087_ids_that_differ_in_any_of_64_bits_are_different_prompts(
+    one: int, other: int, tmp_path: Path
+) -> None:
+    row = {"timestamp": 0, "input_length": 512, "output_length": 1}
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(row | {"hash_ids": [block]}) + "\n" for block in (one, other, one)))
+    trace = read_trace(path)
+    text = PromptText(trace.block_tokens, salt="s")
+    first, second, third = (text.prompt(request.block_ids, 512, "rest") for request in trace.requests)
+    assert first == third != second
+    assert not {first[at : at + 64] for at in range(0, 2048, 64)} & {
+        second[at : at + 64] for at in range(0, 2048, 64)
+    }
+
+
+def test_B115_tokens_come_from_usage_and_the_first_content_is_the_first_token() -> None:
+    server = FakeOpenAI()  # an event that only names the role, then two tokens in each
+    server.content_after_s = 0.15
+    done = run(server, short(6, output_tokens=8)).result
+    assert done.tokens_per_event == 2.0
+    assert done.ttft_s.p50 is not None and done.ttft_s.p50 >= 0.15
+    assert done.tpot_ms.mean is not None and done.e2e_s.mean is not None and done.ttft_s.mean is not None
+    assert done.tpot_ms.mean == pytest.approx((done.e2e_s.mean - done.ttft_s.mean) / 7 * 1e3)
+
+
+@pytest.mark.parametrize("speed", [1.0, 10.0])
+def test_B116_bursts_come_as_recorded_at_any_speed(speed: float) -> None:
+    gaps_ms = {1.0: 300.0, 10.0: 3_000.0}[speed]
+    rows = [(burst * gaps_ms + number, 10, 1, ()) for burst in range(3) for number in range(8)]
+    server = FakeOpenAI()
+    done = run(server, timed(rows), speed=speed).result
+    assert (done.requests, done.errors, len(server.came_s)) == (len(rows), 0, len(rows))
+    assert done.send_lag_p99_s is not None
+    slack_s = done.send_lag_p99_s + 0.1
+    came = sorted(server.came_s)
+    intended = [row[0] / 1e3 / speed for row in rows]
+    assert all(abs((at - came[0]) - due) <= slack_s for at, due in zip(came, intended, strict=True))
+
+
+@asynccontextmanager
+async def _relay(port: int, every_s: float) -> AsyncIterator[int]:
+    """Between client and server: passes on what came from the server once in ``every_s``."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", port)
+
+        async def up() -> None:
+            while data := await reader.read(65536):
+                to_server.write(data)
+
+        going_up = asyncio.create_task(up())
+        while data := await from_server.read(1 << 20):
+            writer.write(data)
+            if every_s:
+                await asyncio.sleep(every_s)
+        going_up.cancel()
+        writer.close()
+        to_server.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+def test_B131_a_proxy_that_collects_events_is_seen_by_the_replicas_stamps() -> None:
+    async def scenario() -> None:
+        replica = await asyncio.get_running_loop().create_server(MockReplica().connection, "127.0.0.1", 0)
+        port = replica.sockets[0].getsockname()[1]
+        bodies = [chat_body(1, 2, 15, stream=True)]
+        async with replica, _relay(port, 0.0) as passing, _relay(port, 5 * TICK_S) as collecting:
+            direct, through, clumped = [
+                await streams(one, bodies, 4, 15) for one in (port, passing, collecting)
+            ]
+        assert direct.events == through.events == clumped.events == 60
+        assert clumped.clumped >= 30 > 2 * max(direct.clumped, through.clumped)
+        assert clumped.delay_p99_ms > 2 * TICK_S * 1e3 > 0.0 < direct.delay_p99_ms
+        assert clumped.delay_p99_ms > 2 * through.delay_p99_ms
+
+    asyncio.run(scenario())
