@@ -20,13 +20,14 @@ from pydantic import (
 from replica.cache_config import CacheConfig
 from replica.config_values import Section, endpoint_alone, host_and_port
 from replica.kv_events_config import KvEventsConfig
+from replica.salts_config import SaltsConfig
 from replica.tiers_config import TiersConfig
 
 DEFAULT_KV_TOKENS = 65_536
 DEFAULT_KV_BYTES = 3 * 2**30
 
 
-SECRET_KEYS = frozenset({"secret", "router_key"})
+SECRET_KEYS = frozenset({"key", "secret", "router_key"})
 """What stands under these keys is never shown, however wrong it is."""
 
 
@@ -77,6 +78,9 @@ class ReplicaConfig(Section):
 
     kv_events: Annotated[KvEventsConfig | None, BeforeValidator(endpoint_alone)] = None
     """Where blocks stored and removed are told; not told unless set."""
+
+    cache_salt: SaltsConfig = SaltsConfig()
+    """Whose cache salts are taken."""
 
     max_body_mib: PositiveInt = 64
     """Largest request body."""

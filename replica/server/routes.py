@@ -21,6 +21,7 @@ from replica.server.fields import Fields
 from replica.server.generation import Job, answer
 from replica.server.metrics import ReplicaMetrics
 from replica.server.prompts import Prompt, PromptReader
+from replica.server.salt_rule import SaltRule
 from replica.server.settings import Settings, chat_settings, completion_settings, sequences_of
 from replica.server.wire import json_answer
 
@@ -41,14 +42,18 @@ class ReplicaRoutes:
         prompts: PromptReader,
         metrics: ReplicaMetrics,
         sources: SourceRule | None = None,
+        salts: SaltRule | None = None,
     ) -> None:
-        """``sources``: whom a request may name as the source of its KV; None: nobody is asked."""
+        """``sources``: whom a request may name as the source of its KV; None: nobody is asked. ``salts``:
+        whose cache salts count; None: nobody's.
+        """
         self._model = model
         self._name = name
         self._thread = thread
         self._prompts = prompts
         self._metrics = metrics
         self._sources = sources
+        self._salts = salts or SaltRule()
         self._created = int(time.time())
         self.draining = False
         """On its way out: /health says so, so that routers send nothing new."""
@@ -76,7 +81,7 @@ class ReplicaRoutes:
         source = self._source(request)
 
         def read() -> Job:
-            settings = chat_settings(body, self._model.end_ids, self._model.shape.vocab)
+            settings = chat_settings(body, self._model.end_ids, self._model.shape.vocab, self._salts)
             prompts = [self._prompts.chat(body)]
             return self._job(prompts, settings, source)
 
@@ -92,7 +97,7 @@ class ReplicaRoutes:
         source = self._source(request)
 
         def read() -> Job:
-            settings = completion_settings(body, self._model.end_ids, self._model.shape.vocab)
+            settings = completion_settings(body, self._model.end_ids, self._model.shape.vocab, self._salts)
             return self._job(self._prompts.completion(body), settings, source)
 
         job = await _off_loop_if_long(request, read)

@@ -9,12 +9,12 @@ from replica.request import Request
 from replica.server.client_error import ClientError
 from replica.server.fields import Fields
 from replica.server.prompts import Prompt
+from replica.server.salt_rule import SaltRule
 
 DEFAULT_COMPLETION_TOKENS = 16
 MOST_CHOICES = 64
 MOST_LOGPROBS = 20
 MOST_STOP_STRINGS = 16
-MOST_SALT_CHARACTERS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Settings:
     salt: str | None
 
 
-def chat_settings(body: Fields, end_ids: frozenset[int], vocab: int) -> Settings:
+def chat_settings(body: Fields, end_ids: frozenset[int], vocab: int, salts: SaltRule) -> Settings:
     """The settings of a chat request.
 
     Raises:
@@ -44,10 +44,10 @@ def chat_settings(body: Fields, end_ids: frozenset[int], vocab: int) -> Settings
         raise ClientError("top_logprobs needs logprobs: true", param="top_logprobs")
     logprobs = (alternatives or 0) if wanted else None
     max_tokens = body.integer("max_completion_tokens", 1) or body.integer("max_tokens", 1)
-    return _settings(body, end_ids, vocab, logprobs, max_tokens)
+    return _settings(body, end_ids, vocab, salts, logprobs, max_tokens)
 
 
-def completion_settings(body: Fields, end_ids: frozenset[int], vocab: int) -> Settings:
+def completion_settings(body: Fields, end_ids: frozenset[int], vocab: int, salts: SaltRule) -> Settings:
     """The settings of a completion request.
 
     Raises:
@@ -61,7 +61,7 @@ def completion_settings(body: Fields, end_ids: frozenset[int], vocab: int) -> Se
     if body.given("suffix"):
         raise ClientError("suffix is not supported; put all text into prompt", param="suffix")
     settings = _settings(
-        body, end_ids, vocab, logprobs, body.integer("max_tokens", 1) or DEFAULT_COMPLETION_TOKENS
+        body, end_ids, vocab, salts, logprobs, body.integer("max_tokens", 1) or DEFAULT_COMPLETION_TOKENS
     )
     best_of = body.integer("best_of", 1, MOST_CHOICES)
     if best_of is not None and best_of != settings.choices:
@@ -115,7 +115,12 @@ def sequences_of(
 
 
 def _settings(
-    body: Fields, end_ids: frozenset[int], vocab: int, logprobs: int | None, max_tokens: int | None
+    body: Fields,
+    end_ids: frozenset[int],
+    vocab: int,
+    salts: SaltRule,
+    logprobs: int | None,
+    max_tokens: int | None,
 ) -> Settings:
     _refuse_unsupported(body)
     stream = body.boolean("stream", False)
@@ -159,7 +164,7 @@ def _settings(
         stream_usage=options.boolean("include_usage", False) if options is not None else False,
         skip_special_tokens=body.boolean("skip_special_tokens", True),
         priority=body.integer("priority", -(2**31), 2**31 - 1) or 0,
-        salt=_salt(body),
+        salt=salts.salt(body),
     )
 
 
@@ -200,13 +205,3 @@ def _logit_bias(body: Fields, vocab: int) -> tuple[tuple[int, float], ...]:
             )
         biases.append((int(key), table.number(key, 0.0, -100.0, 100.0)))
     return tuple(biases)
-
-
-def _salt(body: Fields) -> str | None:
-    salt = body.text("cache_salt")
-    if salt is not None and not 1 <= len(salt) <= MOST_SALT_CHARACTERS:
-        raise ClientError(
-            f"cache_salt: expected 1 to {MOST_SALT_CHARACTERS} characters, got {len(salt)}",
-            param="cache_salt",
-        )
-    return salt

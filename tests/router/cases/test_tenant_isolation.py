@@ -1,12 +1,20 @@
-"""Bug cases of the category tenant isolation, as far as salts go: the router has no tenants yet."""
+"""Bug cases of the category tenant isolation; B007 is in ``test_tenants``, B119 in ``tests/state``."""
 
+import asyncio
+import random
+from math import sqrt
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from replica.contract.cache_salt import derived_salt
 from router.routing.prompt_blocks import read_prompt, root_key
-from tests.fakes.proxy_rig import Rig, with_rig
+from tests.fakes.fake_replica import Hang
+from tests.fakes.proxy_rig import Rig, until, with_rig
+from tests.fakes.raw_client import RawClient
+from tests.replica.serving import post
+from tests.router.cases.tenant_prober import Probe, fleet, rank_z
 
 PART = st.one_of(st.none(), st.text(alphabet="ab\0:1,|ms\x1f", max_size=4))
 
@@ -18,6 +26,18 @@ def test_B063_distinct_models_salts_and_adapters_have_distinct_roots(
 ) -> None:
     """Parts are framed by their length: no two tuples run together, whatever characters are in them."""
     assert (root_key(*one) == root_key(*other)) == (one == other)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    one=st.tuples(st.text(alphabet="ab\0:1,|no\x1f", max_size=4), PART),
+    other=st.tuples(st.text(alphabet="ab\0:1,|no\x1f", max_size=4), PART),
+)
+def test_B063_distinct_tenants_and_users_have_distinct_salts(
+    one: tuple[str, str | None], other: tuple[str, str | None]
+) -> None:
+    assert (derived_salt(b"k", *one) == derived_salt(b"k", *other)) == (one == other)
+    assert derived_salt(b"k", *one) != derived_salt(b"l", *one)
 
 
 def test_B063_the_known_collisions_do_not_collide() -> None:
@@ -59,3 +79,103 @@ def test_B107_a_salt_reads_the_same_in_every_endpoint() -> None:
         salted = keys(b'{"cache_salt":"s",' + prompt + b"}")
         assert salted and not set(salted) & set(keys(b"{" + prompt + b"}"))
         assert not set(salted) & set(keys(b'{"cache_salt":"t",' + prompt + b"}"))
+
+
+# --- tenants by key -------------------------------------------------------------------------------
+
+KEYS = {name: {"Authorization": f"Bearer sk-{name}"} for name in ("t1", "t2")}
+TENANTS = {
+    "salt_secret": "0123456789abcdef",
+    "members": [{"name": name, "keys": [f"sk-{name}"]} for name in ("t1", "t2")],
+}
+
+
+def test_B107_what_one_tenant_warmed_another_is_not_sent_to() -> None:
+    """T1 warms a prefix on A; T2, and whoever names T1's salt, match nothing of it, busy as A may be."""
+
+    async def scenario(rig: Rig) -> None:
+        first = await rig.ask(_chat(None), **KEYS["t1"])
+        home = int((first.field("x-warmroute-replica") or "")[1:])
+        salt = derived_salt(b"0123456789abcdef", "t1")
+        for body in (_chat(None), _chat(salt)):
+            answer = await rig.ask(body, **KEYS["t2"])
+            assert answer.field("x-warmroute-matched-tokens") == "0"
+            assert answer.field("x-warmroute-reason") == "cold"
+        again = await rig.ask(_chat(None), **KEYS["t1"])
+        assert int(again.field("x-warmroute-matched-tokens") or 0) > 1_000
+        assert again.field("x-warmroute-replica") == f"r{home}"
+        rig.replicas[home].default = [Hang()]
+        busy = await rig.client()
+        await busy.post(_chat("busy"), **KEYS["t1"])
+        await until(lambda: rig.replicas[home].answering == 1)
+        for _ in range(6):  # all idle ones alike: nothing draws T2 to A
+            answer = await rig.ask(_chat(None, 2_999), **KEYS["t2"])
+            assert answer.field("x-warmroute-replica") == f"r{1 - home}"
+        busy.leave()
+
+    with_rig(
+        scenario,
+        replicas=2,
+        policy={"kind": "predicted_finish"},
+        hold={"enabled": False},
+        expose_routing=True,
+        tenants=TENANTS,
+    )
+
+
+PAIRS = 40
+ALIKE, APART = 4.0, 5.5
+"""Standard deviations of the ranks: samples that are alike are further apart once in 16,000 runs; two of 40
+with every value of one below all of the other are 7.7 apart."""
+
+
+def test_B090_nothing_tells_a_tenant_that_anothers_prompt_is_cached() -> None:
+    """Times of 40 prompts that the victim has just sent and of 40 that nobody has; our engine, real sockets.
+
+    The positive control, the victim's own second request, shows that a hit would be seen; without a prefix
+    cache it is not.
+    """
+
+    async def run() -> None:
+        rng = random.Random(2)
+        async with fleet(2) as rig:
+            known: list[Probe] = []
+            fresh: list[Probe] = []
+            own: list[Probe] = []
+            at_home = [0, 0]
+            await rig.ask("prober", rig.text())  # warm connections and code
+            for _ in range(PAIRS):
+                secret = rig.text()
+                victim = await rig.ask("victim", secret)
+                own.append(await rig.ask("victim", secret))
+                probes = [(known, secret), (fresh, rig.text())]
+                rng.shuffle(probes)
+                for seen, text in probes:
+                    seen.append(await rig.ask("prober", text))
+                for kind, seen in enumerate((known, fresh)):
+                    at_home[kind] += seen[-1].replica == victim.replica
+            assert all(one.cached_tokens > 900 and one.reason == "warm" for one in own)
+            assert abs(rank_z([one.ttft_s for one in own], [one.ttft_s for one in fresh])) > APART
+            assert abs(rank_z([one.ttft_s for one in known], [one.ttft_s for one in fresh])) < ALIKE
+            told = {(one.cached_tokens, one.matched_tokens, one.reason) for one in known + fresh}
+            assert told == {(0, 0, "cold")}
+            assert abs(at_home[0] - at_home[1]) < ALIKE * sqrt(PAIRS / 2), "drawn to where the victim's went"
+            await _nothing_else_tells(rig.router.data_plane.address, rig.urls[0])
+        async with fleet(1, prefix_caching=False) as rig:
+            texts = [rig.text() for _ in range(20)]
+            first = [(await rig.ask("victim", text)).ttft_s for text in texts]
+            assert abs(rank_z(first, [(await rig.ask("victim", text)).ttft_s for text in texts])) < ALIKE
+
+    asyncio.run(run())
+
+
+async def _nothing_else_tells(router: str, replica: str) -> None:
+    """What the router knows is not told on the public port, and a replica takes no salt from a client."""
+    for path in ("/metrics", "/fleet", "/decisions", "/prefixes", "/v1/../metrics", "/explain"):
+        client = await RawClient.connect(router)
+        await client.post(b"", path, method="GET", authorization="Bearer sk-prober")
+        assert (await client.answer()).status == 404
+        client.leave()
+    body = {"messages": [{"role": "user", "content": "x"}], "cache_salt": "guessed"}
+    status, answer = await post(replica + "/v1/chat/completions", body)
+    assert status == 400 and "a router has signed" in answer["error"]["message"]
