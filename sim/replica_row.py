@@ -55,6 +55,13 @@ class ReplicaRow:
         self._replicas[replica].accept(request)
         return True
 
+    def pull(self, replica: int, request: Request, tokens: int, seconds: float) -> bool:
+        """The same, of a request that pulls KV of its first ``tokens`` from another replica."""
+        if not self.up[replica]:
+            return False
+        self._replicas[replica].pull(request, tokens, seconds)
+        return True
+
     def fail(self, replica: int) -> list[Request]:
         """``replica`` dies and stays away. Returns whom it had."""
         self.up[replica] = False

@@ -35,7 +35,7 @@ from sim.simulated_router import SimulatedRouter
 from sim.simulation_settings import SimulationSettings
 from sim.step_time.slowed import SlowedStepTime
 from sim.step_time.step_time import cold_prefill_s
-from sim.two_pools import DecodePool
+from sim.two_pools import PulledStepTime
 from sim.workload.arrivals import Arrival, plan_arrivals
 from sim.workload.trace import Trace
 
@@ -77,7 +77,10 @@ def _check(
     trace: Trace, policies: Sequence[str], replicas: int, rate: float, settings: SimulationSettings
 ) -> None:
     for policy in policies:
-        contender(policy)
+        if contender(policy).pooled and settings.kv_moves is not None:
+            raise ValueError(
+                f"{policy} has one cache for all replicas: KV that moves between them is for others"
+            )
     if not policies:
         raise ValueError(f"no policy given; expected one of {names()}")
     if replicas < 1:
@@ -90,8 +93,9 @@ def _check(
         *(("change", change.replica) for change in settings.changes),
         *(("unlike", index) for index, _ in settings.unlike),
     ):
-        if replica >= replicas:
-            raise ValueError(f"{what} of replica {replica}: there are {replicas}, counted from 0")
+        if replica >= settings.all_replicas(replicas):
+            count = settings.all_replicas(replicas)
+            raise ValueError(f"{what} of replica {replica}: there are {count}, counted from 0")
     joins = {change.replica: change.at_s for change in settings.changes if change.kind == "join"}
     if len(joins) < sum(change.kind == "join" for change in settings.changes):
         raise ValueError("a replica joins twice; expected each once")
@@ -146,7 +150,7 @@ def build(
     events = settings.kv_events
     feed = None if events is None else KvEventFeed(queue, fleets, events, random.Random(f"{seed} kv events"))
 
-    pool = _pool(fleets, settings, replicas, size) if one.pooled else None
+    pool = _pool(fleets, settings, settings.all_replicas(replicas), size) if one.pooled else None
 
     def make_scheduler(replica: ReplicaSettings) -> Scheduler:
         if pool is not None:
@@ -156,8 +160,8 @@ def build(
     def make_row(told: ReplicaEvents) -> ReplicaRow:
         return ReplicaRow(
             queue,
-            [settings.replica_settings(index) for index in range(replicas)],
-            settings.step_time,
+            [settings.replica_settings(index) for index in range(settings.all_replicas(replicas))],
+            settings.step_time if settings.kv_moves is None else PulledStepTime(settings.step_time),
             told,
             make_scheduler,
             None if feed is None else _both(feed.publish, tap),
@@ -176,17 +180,7 @@ def build(
         report_lag_s=settings.report_lag_s,
         changes=settings.changes,
         restarted=None if feed is None else feed.restarted,
-        decode_pool=None
-        if settings.decode_pool is None
-        else DecodePool(
-            queue,
-            settings.decode_pool,
-            settings.replica,
-            settings.step_time,
-            block_tokens=size,
-            seed=seed,
-            network_delay_s=settings.network_delay_s,
-        ),
+        moves=settings.kv_moves,
     )
     if link is not None:
         link.heard = simulated.send_held
@@ -228,7 +222,7 @@ def _fleet(one: Contender, replicas: int, size: int, settings: SimulationSetting
     exact = settings.kv_events is not None
     blocks = BlockSettings("warmroute", size) if exact else BlockSettings()
     return Fleet(
-        [_spec(replica, blocks, settings) for replica in range(replicas)],
+        [_spec(replica, replicas, blocks, settings) for replica in range(settings.all_replicas(replicas))],
         one.make(random.Random(seed)),
         FleetSettings(
             slo_ttft_s=settings.slo.ttft_ms / 1e3,
@@ -241,8 +235,18 @@ def _fleet(one: Contender, replicas: int, size: int, settings: SimulationSetting
     )
 
 
-def _spec(replica: int, blocks: BlockSettings, settings: SimulationSettings) -> ReplicaSpec:
+def _spec(replica: int, prefilling: int, blocks: BlockSettings, settings: SimulationSettings) -> ReplicaSpec:
     spec = ReplicaSpec(f"replica-{replica}", f"sim://replica-{replica}", blocks=blocks)
+    moves = settings.kv_moves
+    if moves is not None:
+        spec = replace(
+            spec,
+            role=moves.role(replica, prefilling),
+            kv_pull=moves.pull(replica, prefilling),
+            kv_source=spec.name,
+            transfer_fixed_s=moves.transfer_s,
+            transfer_token_s=moves.transfer_token_s,
+        )
     if not settings.true_costs:
         return spec
     own = settings.replica_settings(replica)
@@ -318,7 +322,7 @@ def result_of(
     return summarize(
         policy,
         outcomes,
-        replicas=replicas,
+        replicas=settings.all_replicas(replicas),
         slo=settings.slo,
         cold_prefill_s=cold_s,
         warmup_share=settings.warmup_share,

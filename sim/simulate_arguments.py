@@ -23,7 +23,7 @@ from sim.simulated_replica import ReplicaSettings
 from sim.simulation_settings import SimulationSettings
 from sim.step_time.presets import PRESET_BATCHED_TOKENS, PRESETS
 from sim.step_time.step_time import StepTime
-from sim.two_pools import DecodePoolSettings
+from sim.two_pools import KvMoves
 from sim.workload.arrival_process import ArrivalProcess
 
 DEFAULT_POLICIES = "round_robin,least_loaded,power_of_two,prefix_affinity,predicted_finish"
@@ -202,7 +202,18 @@ def add_replica_arguments(
         "--decode-pool",
         type=whole_number(1),
         metavar="N",
-        help="N more replicas that only decode; --replicas only prefill",
+        help="N more replicas that answer; --replicas compute long prompts for them",
+    )
+    group.add_argument(
+        "--kv-pull",
+        action="store_true",
+        help="replicas pull prefixes that others hold, where the router finds that cheaper",
+    )
+    group.add_argument(
+        "--transfer",
+        type=_parsed(_transfer),
+        metavar="MS:US_PER_TOKEN",
+        help="what moving KV takes, with --decode-pool or --kv-pull; default 26:4.3",
     )
 
 
@@ -305,8 +316,29 @@ def simulation_settings(args: argparse.Namespace) -> SimulationSettings:
         peer_lag_s=args.peer_lag,
         kv_events=events,
         tell_max_tokens=args.tell_max_tokens,
-        decode_pool=None if args.decode_pool is None else DecodePoolSettings(args.decode_pool),
+        kv_moves=_kv_moves(args),
     )
+
+
+def _kv_moves(args: argparse.Namespace) -> KvMoves | None:
+    if args.decode_pool is None and not args.kv_pull:
+        if args.transfer is not None:
+            raise ValueError("--transfer is about KV that moves; give --decode-pool N or --kv-pull, too")
+        return None
+    times = args.transfer or ()
+    return KvMoves(args.decode_pool or 0, *times)
+
+
+def _transfer(text: str) -> tuple[float, float]:
+    """Seconds, and seconds per token."""
+    fixed, _, per_token = text.partition(":")
+    try:
+        fixed_ms, token_us = float(fixed), float(per_token)
+    except ValueError:
+        fixed_ms, token_us = -1.0, 0.0
+    if not 0.0 <= fixed_ms < 1e9 or not 0.0 < token_us < 1e9:
+        raise ValueError(f"{text!r}; expected MILLISECONDS:MICROSECONDS_PER_TOKEN such as 26:4.3")
+    return fixed_ms / 1e3, token_us / 1e6
 
 
 def _step_time(args: argparse.Namespace) -> tuple[StepTime, int, int]:

@@ -10,11 +10,13 @@
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as Sequences
+from typing import NamedTuple
 
 from replica.sequence import Sequence
 from router.routing.decision import NoReplica, Reason
 from router.routing.hold_queue import Held
 from router.routing.in_flight import InFlight, Usage
+from router.routing.kv_route import Step
 from router.routing.prompt_blocks import Prompt
 from router.routing.replica_state import ReplicaSpec
 from router.routing.retry import Failure
@@ -24,7 +26,7 @@ from sim.outcome import Outcome
 from sim.replica_row import ReplicaRow
 from sim.simulated_replica import ReplicaEvents
 from sim.simulated_router import SimulatedRouter
-from sim.two_pools import DecodePool
+from sim.two_pools import KvMoves, Moved, pullable_tokens
 from sim.workload.arrivals import Arrival
 
 HOLD_TICK_S = 0.05
@@ -33,13 +35,32 @@ MakePrompt = Callable[[Arrival], Prompt]
 MakeRow = Callable[[ReplicaEvents], ReplicaRow]
 
 
-class _Request:
+class Prefilled(NamedTuple):
+    """The first of two steps, done."""
+
+    replica: int
+    cached_tokens: int
+
+
+class _Request(Moved):
     """One request on its way; the sequence on the replica carries it as its ``parameters``."""
 
-    __slots__ = ("arrived_s", "first_token_s", "flight", "position", "prompt", "router", "tried")
+    __slots__ = (
+        "arrived_s",
+        "first_token_s",
+        "flight",
+        "position",
+        "prefilled",
+        "prompt",
+        "router",
+        "tried",
+    )
 
     def __init__(self, position: int, prompt: Prompt, router: SimulatedRouter, arrived_s: float) -> None:
+        super().__init__()
         self.position = position
+        self.prefilled: Prefilled | None = None
+        """Set once a prefill replica has computed the prompt."""
         self.prompt = prompt
         self.router = router
         self.arrived_s = arrived_s
@@ -66,13 +87,13 @@ class SimulatedFleet:
         report_lag_s: float = 0.0,
         changes: Sequences[FleetChange] = (),
         restarted: Callable[[int], None] | None = None,
-        decode_pool: DecodePool | None = None,
+        moves: KvMoves | None = None,
     ) -> None:
         """``rng`` picks each request's router. ``network_delay_s`` is one way.
 
         Replicas are probed, and report their load and with it their cache's capacity, at the start and every
         ``report_interval_s``; what they report arrives ``report_lag_s`` late.
-        ``restarted`` hears of lost caches.
+        ``restarted`` hears of lost caches. ``moves``: how long KV takes from one replica to another.
         """
         self.queue = queue
         self.outcomes: list[Outcome | None] = [None] * len(plan)
@@ -87,7 +108,11 @@ class SimulatedFleet:
         self._report_interval_s = report_interval_s
         self._report_lag_s = report_lag_s
         self._restarted = restarted
-        self._decode = decode_pool
+        self._moves = moves
+        self.handed_over = 0
+        """Requests that were prefilled by one replica and answered by another."""
+        self.pulled_tokens = 0
+        """Prompt tokens whose KV came from another replica."""
         self._absent: dict[int, ReplicaSpec] = {}
         """Replicas that have yet to join."""
         self._ticking = False
@@ -244,11 +269,13 @@ class SimulatedFleet:
         request.flight = flight
         request.tried = (*request.tried, flight.replica.index)
         wanted = self._plan[request.position].request
+        route = flight.decision.route
+        first_step = route is not None and route.step is Step.PREFILL
         sequence = Sequence.of_blocks(
             str(request.position),
             wanted.block_ids,
             wanted.prompt_tokens,
-            1 if self._decode is not None else wanted.output_tokens,
+            1 if first_step else wanted.output_tokens,
             block_size=self._block_tokens,
             output_block_ids=wanted.output_block_ids,
             parameters=request,
@@ -259,8 +286,31 @@ class SimulatedFleet:
             self._reach(flight.replica.index, sequence)
 
     def _reach(self, replica: int, sequence: Sequence) -> None:
-        if not self._row.accept(replica, sequence):
+        request = _request(sequence)
+        request.moved_tokens = 0
+        assert request.flight is not None
+        if request.flight.pulled:
+            reached = self._pull(replica, request, sequence)
+        else:
+            reached = self._row.accept(replica, sequence)
+        if not reached:
             self._later(self._unreachable, sequence)
+
+    def _pull(self, replica: int, request: _Request, sequence: Sequence) -> bool:
+        """It is told where its KV can be had: it pulls what is really there. False: nobody listens."""
+        assert request.flight is not None and self._moves is not None
+        route, row = request.flight.decision.route, self._row
+        if route is None or route.other is None or not row.up[route.other]:
+            return row.accept(replica, sequence)
+        there, missing = pullable_tokens(sequence, row.scheduler(route.other), row.scheduler(replica))
+        if not missing:
+            return row.accept(replica, sequence)
+        last = sequence.prompt_tokens - 1
+        if request.prefilled is not None and there == last // self._block_tokens * self._block_tokens:
+            missing += last - there
+            request.moved_tokens = last  # the block in which the prompt ends comes, too
+        self.pulled_tokens += missing
+        return row.pull(replica, sequence, there, self._moves.seconds(missing))
 
     def _later(self, action: Callable[[Sequence], None], sequence: Sequence) -> None:
         """``action`` when what happened at a replica has come to its router."""
@@ -278,7 +328,7 @@ class SimulatedFleet:
     def _first_token_seen(self, sequence: Sequence) -> None:
         request = _request(sequence)
         assert request.flight is not None
-        if self._decode is None:
+        if not _first_step(request):
             request.first_token_s = self.queue.now
         request.router.first_token(request.flight, self.queue.now)
         self.send_held()
@@ -286,26 +336,29 @@ class SimulatedFleet:
     def _end_seen(self, sequence: Sequence) -> None:
         request = _request(sequence)
         assert request.flight is not None
-        usage = Usage(sequence.prompt_tokens, sequence.output_tokens, sequence.cached_tokens)
+        first_step = _first_step(request)
+        output_tokens = None if first_step else sequence.output_tokens
+        usage = Usage(sequence.prompt_tokens, output_tokens, sequence.cached_tokens)
         request.router.finished(request.flight, self.queue.now, usage)
         self.send_held()
-        if self._decode is None:
-            self._close(request, sequence, None)
+        if first_step:
+            self._hand_over(request, sequence)
         else:
-            self._hand_over(self._decode, request, sequence)
+            self._close(request, sequence, None)
 
-    def _hand_over(self, pool: DecodePool, request: _Request, sequence: Sequence) -> None:
-        """Its prompt is prefilled: the other pool goes on."""
-        wanted = self._plan[request.position].request
-
-        def first_token() -> None:
-            request.first_token_s = self.queue.now
-
-        def finished(output_tokens: int) -> None:
-            sequence.output_tokens = output_tokens
-            self._close(request, sequence, None if output_tokens else "too long for the decode pool")
-
-        pool.take(str(request.position), request.prompt, wanted.output_tokens, first_token, finished)
+    def _hand_over(self, request: _Request, sequence: Sequence) -> None:
+        """Its prompt is prefilled: another replica pulls the KV and answers."""
+        assert request.flight is not None
+        source = request.flight.replica
+        request.prefilled = Prefilled(source.index, sequence.cached_tokens)
+        session = self._plan[request.position].request.session
+        flight = request.router.hand_over(request.prompt, self.queue.now, source, session)
+        if flight is None:
+            self._close(request, sequence, "no replica")
+            return
+        self.handed_over += 1
+        self._send(request, flight)
+        self.send_held()
 
     def _refused(self, sequence: Sequence) -> None:
         request = _request(sequence)
@@ -325,9 +378,11 @@ class SimulatedFleet:
     def _failed(self, request: _Request, sequence: Sequence, failure: Failure) -> None:
         now, router = self.queue.now, request.router
         assert request.flight is not None
+        first_step = _first_step(request)
         router.failed(request.flight, now, failure)
         session = self._plan[request.position].request.session
-        again = router.try_again(request.prompt, now, failure, request.tried, session)
+        turn = router.prefill_again if first_step else router.try_again
+        again = turn(request.prompt, now, failure, request.tried, session)
         self.send_held()
         if again is not None:
             self._send(request, again)
@@ -335,16 +390,25 @@ class SimulatedFleet:
             self._close(request, sequence, "replica failed")
 
     def _close(self, request: _Request, sequence: Sequence | None, error: str | None) -> None:
-        now, first, flight = self.queue.now, request.first_token_s, request.flight
+        now, first, flight, prefilled = (
+            self.queue.now,
+            request.first_token_s,
+            request.flight,
+            request.prefilled,
+        )
+        cached_tokens = 0 if sequence is None else sequence.cached_tokens
+        replica = None if flight is None else flight.replica.index
+        if prefilled is not None:  # whose work the prompt was
+            replica, cached_tokens = prefilled
         wanted = self._plan[request.position].request
         self.outcomes[request.position] = Outcome(
             sent_s=request.arrived_s,
             prompt_tokens=wanted.prompt_tokens,
             output_tokens=0 if sequence is None else sequence.output_tokens,
-            cached_tokens=0 if sequence is None else sequence.cached_tokens,
+            cached_tokens=cached_tokens,
             ttft_s=None if first is None else first - request.arrived_s,
             e2e_s=now - request.arrived_s,
-            replica=None if flight is None else flight.replica.index,
+            replica=replica,
             spilled=flight is not None and flight.decision.reason is Reason.SPILL,
             error=error,
         )
@@ -354,6 +418,12 @@ class SimulatedFleet:
             # A failed turn does not end a session: the trace tells what was said next.
             pause_s = self._plan[arrival.next_turn].think_s
             self.queue.at(now + pause_s, self._arrive, arrival.next_turn)
+
+
+def _first_step(request: _Request) -> bool:
+    assert request.flight is not None
+    route = request.flight.decision.route
+    return route is not None and route.step is Step.PREFILL
 
 
 def _request(sequence: Sequence) -> _Request:

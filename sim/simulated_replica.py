@@ -13,6 +13,7 @@ from replica.batch import Batch
 from replica.contract.kv_events import CacheEvent
 from replica.contract.load_report import LoadReport
 from replica.kv_cache.cache_settings import CacheSettings
+from replica.prefix_load import PrefixLoad
 from replica.scheduler import RequestTooLong, Scheduler, SchedulerLimits
 from replica.sequence import Sequence
 from sim.event_queue import EventQueue
@@ -123,10 +124,12 @@ class SimulatedReplica:
         "_batch",
         "_cache_events",
         "_events",
+        "_pulls",
         "_queue",
         "_run",
         "_step_time",
         "_stepping",
+        "_to_pull",
         "scheduler",
     )
 
@@ -146,6 +149,10 @@ class SimulatedReplica:
         self._events = events
         self._cache_events = cache_events
         self._arrived: list[Sequence] = []
+        self._to_pull: dict[Sequence, tuple[int, float]] = {}
+        """Of those arrived, who pulls: how many tokens, in how many seconds."""
+        self._pulls: dict[Sequence, PrefixLoad] = {}
+        """On their way; whose they are is looked at when they have come."""
         self._stepping = False
         self._batch: Batch | None = None
         self._run: _DecodeRun | None = None
@@ -161,11 +168,39 @@ class SimulatedReplica:
             run.steps = step
             self._queue.at(run.end_s(step), self._run_done, run, step)
 
+    def pull(self, sequence: Sequence, tokens: int, seconds: float) -> None:
+        """A request arrives that pulls KV of its first ``tokens`` (whole blocks) from another replica.
+
+        Others go on meanwhile. Without room for it the request computes.
+        """
+        self._to_pull[sequence] = (tokens, seconds)
+        self.accept(sequence)
+
+    def _begin_pull(self, sequence: Sequence) -> bool:
+        tokens, seconds = self._to_pull.pop(sequence)
+        load = self.scheduler.loads.begin(sequence, tokens)
+        if load is None:
+            return False
+        self._pulls[sequence] = load
+        self._queue.at(self._queue.now + seconds, self._pulled, sequence, load)
+        return True
+
+    def _pulled(self, sequence: Sequence, load: PrefixLoad) -> None:
+        if self._pulls.get(sequence) is not load:
+            return  # it was lost in a crash
+        del self._pulls[sequence]
+        loads = self.scheduler.loads
+        loads.arrived(load, load.stop)
+        loads.end(load)
+        self.accept(sequence)
+
     def crash(self, scheduler: Scheduler) -> list[Sequence]:
         """The process dies; ``scheduler``, empty, is what it has once back. Returns its requests."""
-        lost = [*self.scheduler.running, *self.scheduler.waiting, *self._arrived]
+        lost = [*self.scheduler.running, *self.scheduler.waiting, *self._arrived, *self._pulls]
         self.scheduler = scheduler
         self._arrived.clear()
+        self._to_pull.clear()
+        self._pulls.clear()
         self._stepping = False
         self._batch = self._run = None
         return lost
@@ -173,14 +208,17 @@ class SimulatedReplica:
     def load(self) -> LoadReport:
         """The scheduler's gauges, with those counted as waiting whom it has not seen yet."""
         report = self.scheduler.load()
-        if not self._arrived or report.waiting is None:
+        unseen = len(self._arrived) + len(self._pulls)
+        if not unseen or report.waiting is None:
             return report
-        return replace(report, waiting=report.waiting + len(self._arrived))
+        return replace(report, waiting=report.waiting + unseen)
 
     def _next_step(self) -> None:
         scheduler = self.scheduler
         if self._arrived:
             for sequence in self._arrived:
+                if sequence in self._to_pull and self._begin_pull(sequence):
+                    continue
                 try:
                     scheduler.add(sequence)
                 except RequestTooLong:
@@ -199,7 +237,11 @@ class SimulatedReplica:
             self._run = run = _DecodeRun(now, steps, first_s, last_s)
             self._queue.at(run.end_s(steps), self._run_done, run, steps)
             return
-        batch = self._batch = scheduler.schedule()
+        batch = scheduler.schedule()
+        if batch.empty:  # what it needs is held by a pull, whose end is an arrival
+            self._stepping = False
+            return
+        self._batch = batch
         self._queue.at(now + self._step_time.seconds(batch), self._step_done, batch)
 
     def _step_done(self, batch: Batch) -> None:

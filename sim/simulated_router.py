@@ -1,11 +1,14 @@
 """One router under the virtual clock: a ``Fleet`` that hears what the proxy would tell it, and retries."""
 
+from contextlib import suppress
+
 from replica.contract.load_report import LoadReport
-from router.routing.decision import NoReplica
+from router.routing.decision import Decision, NoReplica
 from router.routing.fleet import Fleet
 from router.routing.hold_queue import Held
 from router.routing.in_flight import InFlight, Usage
 from router.routing.prompt_blocks import Prompt
+from router.routing.replica_state import ReplicaState
 from router.routing.retry import RETRYABLE, Failure, RetryBudget, RetrySettings
 from sim.watcher import Watcher
 
@@ -34,7 +37,7 @@ class SimulatedRouter:
         self._budget.earn()
         if self._watcher is not None:
             self._watcher.arriving(prompt)
-        made = self.fleet.submit(prompt, now, session=session, context=context)
+        made = self.fleet.submit(prompt, now, session=session, context=context, two_steps=True)
         if not isinstance(made, Held):
             self.sent(made, now)
         return made
@@ -43,6 +46,40 @@ class SimulatedRouter:
         """``flight`` is on its way: sent at once, or out of ``fleet.outbox``."""
         if self._watcher is not None:
             self._watcher.sent(flight, now)
+
+    def hand_over(
+        self, prompt: Prompt, now: float, source: ReplicaState, session: str | None
+    ) -> InFlight | None:
+        """``source`` has computed the prompt: who answers. ``None``: nobody is left."""
+        try:
+            decision = self.fleet.decide_answerer(prompt, now, source, session=session)
+        except NoReplica:
+            return None
+        return self._again(prompt, decision, now)
+
+    def prefill_again(
+        self, prompt: Prompt, now: float, failure: Failure, tried: tuple[int, ...], session: str | None
+    ) -> InFlight | None:
+        """The first of two steps failed: another prefill replica's turn, else that of who answers."""
+        decision = None
+        if failure in RETRYABLE and len(tried) < self._retries.attempts:
+            with suppress(NoReplica):
+                decision = self.fleet.decide_prefill(prompt, now, tried=tried)
+            if decision is not None and not self._budget.take(failure, len(tried)):
+                decision = None
+        if decision is None:
+            try:
+                decision = self.fleet.decide(prompt, now, tried=tried, session=session)
+            except NoReplica:
+                return None
+        return self._again(prompt, decision, now)
+
+    def _again(self, prompt: Prompt, decision: Decision, now: float) -> InFlight:
+        if self._watcher is not None:
+            self._watcher.arriving(prompt)
+        flight = self.fleet.sent(prompt, decision, now)
+        self.sent(flight, now)
+        return flight
 
     def try_again(
         self, prompt: Prompt, now: float, failure: Failure, tried: tuple[int, ...], session: str | None

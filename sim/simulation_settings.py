@@ -8,7 +8,7 @@ from sim.results import Slo
 from sim.simulated_replica import ReplicaSettings
 from sim.step_time.presets import PRESETS
 from sim.step_time.step_time import StepTime
-from sim.two_pools import DecodePoolSettings
+from sim.two_pools import KvMoves
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,12 @@ class SimulationSettings:
     """Requests tell how long their answer will be (``max_tokens``), exactly."""
     true_costs: bool = False
     """Routers know from the start what prefill and decode cost on each replica."""
-    decode_pool: DecodePoolSettings | None = None
-    """``None``: every replica prefills and decodes."""
+    kv_moves: KvMoves | None = None
+    """``None``: every replica computes what it lacks."""
+
+    def all_replicas(self, replicas: int) -> int:
+        """With the decode pool, if there is one."""
+        return replicas + (0 if self.kv_moves is None else self.kv_moves.decode_replicas)
 
     @property
     def one_queue_each(self) -> bool:

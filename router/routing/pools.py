@@ -211,6 +211,8 @@ def _effective(
             # T falls ever faster: each chord's end lies before h', and the next one's nearer.
             for _ in range(CHORDS):
                 saved_s = _prefill_s(request, replica, matched) - least_s
+                if saved_s <= route.transfer_s:
+                    break
                 matched = tokens - int((tokens - matched) * route.transfer_s / saved_s)
             seen[replica.index] = matched
     return seen

@@ -265,6 +265,37 @@ def test_a_pull_that_takes_longer_than_computing_is_not_named() -> None:
     assert route_of(fleet.decide(asked, 0.2)).step is Step.DIRECT
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(2, 60_000),
+    st.floats(0.0, 2.0),
+    st.floats(1e-9, 1e-3),
+    st.floats(1e-6, 1e-3),
+    st.floats(1_000.0, 1e12),
+)
+def test_a_pull_is_priced_as_what_it_takes_and_never_more_than_computing(
+    tokens: int, fixed_s: float, token_s: float, prefill_token_s: float, attention_tokens: float
+) -> None:
+    prefill = PrefillCost(0.001, prefill_token_s, attention_tokens)
+    specs = [
+        replace(replica_spec(name), prefill=prefill, transfer_fixed_s=fixed_s, transfer_token_s=token_s)
+        for name in ("a", "b")
+    ]
+    fleet = fleet_of(*specs)
+    asked = prompt(*range(tokens // BLOCK), tail=tokens % BLOCK + 1)
+    fleet.index.insert(0, asked.keys)
+    fleet.replicas[0].room_price_s = 1e9
+    decision = fleet.decide(asked, 0.0)
+    assert decision.replica == 1
+    computed_s = prefill.seconds(asked.units)
+    assert decision.prefill_s <= computed_s * (1 + 1e-6) + 1e-9
+    if route_of(decision).step is Step.PULL:
+        route = route_of(decision)
+        assert decision.prefill_s == pytest.approx(
+            route.transfer_s + prefill.seconds(asked.units - route.tokens, route.tokens), rel=1e-6
+        )
+
+
 def test_a_transfer_teaches_what_transfers_take_and_nothing_about_prefill() -> None:
     fleet = two_pools()
     before = fleet.replicas[1].cost.prefill_s(10_000, 0)

@@ -1,4 +1,4 @@
-"""Routers side by side: what private and shared ledgers cost, KV events on their way, two pools."""
+"""Routers side by side: what private and shared ledgers cost, KV events on their way."""
 
 import os
 import subprocess
@@ -12,7 +12,6 @@ from sim.contender import CONTENDERS
 from sim.kv_event_feed import KvEventSettings
 from sim.results import Result
 from sim.simulate import SimulationSettings, simulate
-from sim.two_pools import DecodePoolSettings
 from sim.workload.sources import open_trace
 
 ALONE = SimulationSettings(hold=False)
@@ -81,20 +80,6 @@ def test_lost_events_are_replayed_or_guessed() -> None:
     assert ttft(replayed) == pytest.approx(ttft(whole), rel=0.05)
     assert lost.cached_share and mirror.cached_share and lost.cached_share > 0.97 * mirror.cached_share
     assert ttft(lost) < 1.05 * ttft(mirror)
-
-
-def test_two_pools_move_every_prompt_and_decode_without_stalls() -> None:
-    settings = SimulationSettings()
-    together = run(settings, rate=0.7, replicas=6)
-    apart = run(replace(settings, decode_pool=DecodePoolSettings(2)), rate=0.7, replicas=4)
-    assert apart.requests == together.requests and apart.errors == 0
-    assert apart.tpot_ms.p99 is not None and together.tpot_ms.p99 is not None
-    assert apart.tpot_ms.p99 < 0.5 * together.tpot_ms.p99  # no prefill beside a decode
-    assert apart.cached_share and apart.cached_share > 0.1
-
-    far = DecodePoolSettings(2, transfer_s=1.0)
-    later = run(replace(settings, decode_pool=far), rate=0.7, replicas=4)
-    assert ttft(later) == pytest.approx(ttft(apart) + 1.0 - 0.026, rel=0.02)
 
 
 def test_the_longest_answers_known_are_no_reason_to_fail() -> None:

@@ -99,6 +99,7 @@ def test_everything_about_the_fleet_can_be_asked_for(capsys: pytest.CaptureFixtu
         ["--change", "5:fail:1", "--change", "9:restart:1"],
         ["--routers", "2", "--peer-lag", "0.25"],
         ["--kv-events", "0.05", "--kv-removals", "5", "--kv-loss", "0.1"],
+        ["--kv-pull", "--transfer", "5:1"],
         ["--decode-pool", "1", "--tell-max-tokens", "--report-lag", "1", "--report-interval", "3"],
     ):
         assert "predicted_finish" in run(capsys, *arguments)
@@ -109,6 +110,8 @@ def test_everything_about_the_fleet_can_be_asked_for(capsys: pytest.CaptureFixtu
     [
         (["--change", "5:fail:2"], "change of replica 2: there are 2, counted from 0"),
         (["--unlike", "7:slowdown=2"], "unlike of replica 7: there are 2"),
+        (["--transfer", "5:1"], "give --decode-pool N or --kv-pull, too"),
+        (["--kv-pull", "--transfer", "5"], "expected MILLISECONDS:MICROSECONDS_PER_TOKEN such as 26:4.3"),
         (["--kv-loss", "0.1"], "give --kv-events SECONDS, too"),
         (["--model", "llama-3.1-70b"], "llama-3.1-70b in bf16 does not fit 1 x h100: use more GPUs"),
         (["--model", "llama-3.1-8b", "--gpu", "a100-80g", "--precision", "fp8"], "a100-80g has no fp8 math"),
