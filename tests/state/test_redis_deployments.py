@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from router.config import ConfigError
-from tests.fakes.redis_server import RedisServer, free_port, needs_redis
+from tests.fakes.redis_server import RedisServer, free_port, has_tls, needs_redis
 from tests.state.members import Member, Members, until, with_redis
 
 pytestmark = needs_redis
@@ -26,6 +26,7 @@ async def shares(members: Members, url: str, **state: object) -> tuple[Member, M
     return one, two
 
 
+@pytest.mark.skipif(not has_tls(CERT, KEY), reason="REDIS_SERVER was built without TLS")
 def test_tls_with_a_client_certificate() -> None:
     async def main() -> None:
         server = RedisServer(
