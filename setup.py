@@ -30,6 +30,7 @@ CARRIES = tuple(
         "body_framing",
         "booked",
         "client_connection",
+        "cors",
         "counters",
         "entrance",
         "exchange",

@@ -19,6 +19,7 @@ from router.config_values import (
     Section,
     masked_url,
 )
+from router.cors_config import CorsConfig
 from router.cost_config import CostConfig
 from router.discovery_config import AdminReplicasConfig, DiscoveryConfigs
 from router.replica_config import ReplicaConfig
@@ -221,6 +222,7 @@ class RouterConfig(Section):
     keys: KeysConfig = KeysConfig()
     tenants: TenantsConfig | None = None
     """Who shares the fleet, each with keys, limits and a cache of its own."""
+    cors: CorsConfig = CorsConfig()
     tls: TlsConfig | None = None
     replicas: tuple[ReplicaConfig, ...] = ()
     discovery: DiscoveryConfigs = ()

@@ -7,6 +7,7 @@ they re-framed: chunks are taken apart for HTTP/1.0, and an answer that ends at 
 from typing import Final
 
 from router.proxy.body_framing import ChunkedBody, Framing, LengthBody, NoBody, UntilCloseBody
+from router.proxy.cors import without_cors
 from router.proxy.response_head import ResponseHead
 from router.proxy.router_error import RouterError
 from router.proxy.stream_watch import JsonWatch, StreamWatch, usage_at_end
@@ -91,8 +92,11 @@ class Answer:
     def _readable(self) -> bool:
         return 200 <= self.status < 300 and not self._head.encoded
 
-    def head_bytes(self, *, http10: bool, keep_alive: bool, extra: bytes) -> bytes:
-        """The head for the client. ``extra``: the router's own lines, each ended by CRLF."""
+    def head_bytes(self, *, http10: bool, keep_alive: bool, extra: bytes, cors: bytes = b"") -> bytes:
+        """The head for the client. ``extra``: the router's own lines, each ended by CRLF.
+
+        ``cors``: what it says of origins, instead of what the replica does.
+        """
         head = self._head
         if self._chunk_again or (self._raw and isinstance(self._framing, ChunkedBody)):
             framing = b"transfer-encoding: chunked\r\n"
@@ -106,6 +110,8 @@ class Answer:
             framing += b"connection: keep-alive\r\n"
         if head.event_stream:
             framing += b"x-accel-buffering: no\r\n"
+        if cors:
+            return b"%b%b%b%b\r\n" % (without_cors(head.opening), framing, extra, cors)
         return b"%b%b%b\r\n" % (head.opening, framing, extra)
 
     def take_whole(self, data: bytes, start: int) -> bytes | None:

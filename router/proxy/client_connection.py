@@ -184,6 +184,12 @@ class ClientConnection(asyncio.Protocol):
             forwarding = self._forward(head)
         if forwarding.refusal is not None:
             self._turn_away(forwarding.refusal, request_id.decode(), head)
+        elif forwarding.preflight and service.settings.cors is not None:
+            service.count_request("", 204)
+            self.transport.write(
+                service.settings.cors.preflight(head, request_id, keep_alive=self.keep_alive)
+            )
+            self._answered()
         elif forwarding.routed:
             self._phase = Phase.SERVING
             trace = None if service.tracing is None else service.tracing.begin(head)
@@ -191,9 +197,21 @@ class ClientConnection(asyncio.Protocol):
             exchange.start()
         else:
             self.transport.write(
-                own_answer(service, head, request_id, forwarding.caller, keep_alive=self.keep_alive)
+                own_answer(
+                    service,
+                    head,
+                    request_id,
+                    forwarding.caller,
+                    keep_alive=self.keep_alive,
+                    cors=forwarding.cors_lines,
+                )
             )
             self._answered()
+
+    @property
+    def _cors_lines(self) -> bytes:
+        """Header lines of an answer to the request whose head was read last."""
+        return b"" if self._forwarding is None else self._forwarding.cors_lines
 
     def _forward(self, head: RequestHead) -> Forwarding:
         self._forwarding = Forwarding(head, self._plane.service.settings, self.transport)
@@ -215,7 +233,15 @@ class ClientConnection(asyncio.Protocol):
         service.count_error(error)
         service.count_request("", error.status)
         head_only = head.method == b"HEAD"
-        self.transport.write(error_answer(error, request_id, keep_alive=self.keep_alive, head_only=head_only))
+        self.transport.write(
+            error_answer(
+                error,
+                request_id,
+                keep_alive=self.keep_alive,
+                head_only=head_only,
+                cors=self._cors_lines,
+            )
+        )
         self._answered()
 
     # --- from the exchange -----------------------------------------------------------------------
@@ -240,7 +266,12 @@ class ClientConnection(asyncio.Protocol):
         if self._phase is Phase.SERVING:
             self.transport.write(
                 error_answer(
-                    error, request_id, keep_alive=self.keep_alive, head_only=head_only, detail=detail
+                    error,
+                    request_id,
+                    keep_alive=self.keep_alive,
+                    head_only=head_only,
+                    detail=detail,
+                    cors=self._cors_lines,
                 )
             )
             self.answered()
@@ -267,7 +298,7 @@ class ClientConnection(asyncio.Protocol):
         service.count_error(error)
         service.count_request("", error.status)
         request_id = service.new_request_id().decode()
-        self.transport.write(error_answer(error, request_id, keep_alive=False))
+        self.transport.write(error_answer(error, request_id, keep_alive=False, cors=self._cors_lines))
         self._phase = Phase.LINGERING
         self._since = None
         if self.transport.can_write_eof():

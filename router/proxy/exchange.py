@@ -63,6 +63,7 @@ class Exchange(Asker):
         "admission",
         "body",
         "client",
+        "cors_lines",
         "error_code",
         "head",
         "over",
@@ -91,6 +92,8 @@ class Exchange(Asker):
         """Empty once nobody needs it any more."""
         self.request_id = request_id
         self._client_keys = forwarding.client_keys
+        self.cors_lines = forwarding.cors_lines
+        """Header lines of the answer."""
         self._lines = forwarding.lines if trace is None else trace.lines + forwarding.lines
         self._trace = trace
         self.admission = None if forwarding.caller is None else Admission(forwarding.caller)

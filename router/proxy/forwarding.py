@@ -2,6 +2,7 @@
 
 import asyncio
 
+from router.proxy.cors import is_preflight, without_origin
 from router.proxy.own_routes import is_open, is_routed
 from router.proxy.request_head import ForwardedAs, RequestHead, client_keys
 from router.proxy.router_error import RouterError
@@ -14,12 +15,28 @@ from router.proxy.trace_context import without_trace_context
 class Forwarding:
     """Made once for all requests with this head under these settings on one connection."""
 
-    __slots__ = ("caller", "client_keys", "head", "lines", "refusal", "routed", "settings")
+    __slots__ = (
+        "caller",
+        "client_keys",
+        "cors_lines",
+        "head",
+        "lines",
+        "preflight",
+        "refusal",
+        "routed",
+        "settings",
+    )
 
     def __init__(self, head: RequestHead, settings: ProxySettings, client: asyncio.Transport) -> None:
         self.head = head
         self.settings = settings
-        caller, refusal = (None, None) if is_open(head) else admitted(settings, head)
+        cors = settings.cors
+        self.preflight = cors is not None and is_preflight(head)
+        """A browser asks what it may send; the router answers."""
+        self.cors_lines = b"" if cors is None else cors.lines(head)
+        """Header lines of whatever is answered."""
+        open_to_all = is_open(head) or self.preflight
+        caller, refusal = (None, None) if open_to_all else admitted(settings, head)
         self.refusal = refusal
         """Why it goes nowhere."""
         self.caller = caller
@@ -32,6 +49,8 @@ class Forwarding:
         kept = without_trace_context(head.kept) if settings.traced else head.kept
         if self.caller is not None:
             kept = without_salts(kept)
+        if cors is not None:
+            kept = without_origin(kept)
         self.lines = ForwardedAs(address, scheme).lines(head, kept)
         self.client_keys = client_keys(head) if settings.forward_client_key else b""
         """For replicas that have no key of their own."""

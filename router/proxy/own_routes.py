@@ -32,9 +32,18 @@ def is_open(head: RequestHead) -> bool:
 
 
 def own_answer(
-    service: Service, head: RequestHead, request_id: bytes, caller: Caller | None, *, keep_alive: bool
+    service: Service,
+    head: RequestHead,
+    request_id: bytes,
+    caller: Caller | None,
+    *,
+    keep_alive: bool,
+    cors: bytes,
 ) -> bytes:
-    """The whole answer to a request that is not routed. ``caller``: whose it is, where that is told apart."""
+    """The whole answer to a request that is not routed. ``caller``: whose it is, where that is told apart.
+
+    ``cors``: header lines of it, each ended by CRLF.
+    """
     head_only = head.method == b"HEAD"
     error: RouterError | None = None
     body: bytes | None = None
@@ -52,8 +61,10 @@ def own_answer(
     if body is None:
         error = error or NO_REPLICA
         service.count_error(error)
-        return error_answer(error, request_id.decode(), keep_alive=keep_alive, head_only=head_only)
-    return json_answer(status, body, request_id.decode(), keep_alive=keep_alive, head_only=head_only)
+        return error_answer(error, request_id.decode(), keep_alive=keep_alive, head_only=head_only, cors=cors)
+    return json_answer(
+        status, body, request_id.decode(), keep_alive=keep_alive, head_only=head_only, extra=cors
+    )
 
 
 def readiness(service: Service) -> tuple[int, bytes]:

@@ -57,7 +57,12 @@ class Relay:
             extra += _routing_lines(self._attempt)
         if answer.needs_close:
             client.keep_alive = False
-        out = answer.head_bytes(http10=exchange.head.http10, keep_alive=client.keep_alive, extra=extra)
+        out = answer.head_bytes(
+            http10=exchange.head.http10,
+            keep_alive=client.keep_alive,
+            extra=extra,
+            cors=exchange.cors_lines,
+        )
         whole = answer.take_whole(data, start)
         if whole is not None:
             client.transport.write(out + whole)

@@ -57,6 +57,9 @@ KEY_MISSING = RouterError(
 )
 KEY_UNKNOWN = RouterError(401, "invalid_api_key", "The key is not one of this port's")
 KEY_OF_OTHER_PORT = RouterError(403, "wrong_port", "The key is for the other port: public or admin")
+ORIGIN_NOT_ALLOWED = RouterError(
+    403, "origin_not_allowed", "Pages of this origin may not use the router (cors.origins)"
+)
 NOT_FOUND = RouterError(404, "not_found", "Unknown path; expected /v1/..., /health or /readiness")
 MODEL_NOT_FOUND = RouterError(404, "model_not_found", "No replica serves the requested model; see /v1/models")
 CONTROL_FIELD = RouterError(
@@ -165,10 +168,16 @@ def limit_reached(name: str, limit: float, wait_s: float) -> RouterError:
 
 
 def error_answer(
-    error: RouterError, request_id: str, *, keep_alive: bool, head_only: bool = False, detail: str = ""
+    error: RouterError,
+    request_id: str,
+    *,
+    keep_alive: bool,
+    head_only: bool = False,
+    detail: str = "",
+    cors: bytes = b"",
 ) -> bytes:
-    """Head and body of the answer that tells ``error``."""
-    extra = b""
+    """Head and body of the answer that tells ``error``. ``cors``: header lines, each ended by CRLF."""
+    extra = cors
     if error.retry_after_s is not None:
         extra += b"retry-after: %d\r\n" % error.retry_after_s
     if error.allow is not None:

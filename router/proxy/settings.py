@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from router.config import RouterConfig
+from router.proxy.cors import Cors, cors_of
 from router.proxy.key_ring import KeyRing, public_keys
 from router.proxy.tenancy import Tenancy
 
@@ -34,6 +35,8 @@ class ProxySettings:
     """Of those who may use the public port, where tenants are not told apart."""
     tenancy: Tenancy | None
     """Whose keys they are, where tenants are."""
+    cors: Cors | None
+    """Set where the router answers browsers' preflights itself."""
     client_control_fields: frozenset[str]
     traced: bool
     """Each request has a span, and its replica gets that instead of the client's."""
@@ -84,6 +87,7 @@ def proxy_settings(config: RouterConfig, tenancy: Tenancy | None) -> ProxySettin
         else config.kv_source_key.get_secret_value().encode(),
         keys=public_keys(config.keys),
         tenancy=tenancy,
+        cors=cors_of(config),
         client_control_fields=frozenset(config.client_control_fields),
         traced=config.tracing is not None,
         ready_without_replicas=config.readiness == "router",
