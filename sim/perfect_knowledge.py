@@ -10,8 +10,8 @@ knows the requests to come.
 from dataclasses import replace
 
 from replica.batch import Batch
+from replica.contract.cost_fit import DecodePoint, PrefillPoint, fit_decode, fit_prefill
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
-from sim.calibrate.fit import DecodePoint, PrefillPoint, fit_decode, fit_prefill
 from sim.kv_event_feed import KvEventSettings
 from sim.simulation_settings import SimulationSettings
 from sim.step_time.step_time import StepTime, cold_prefill_s

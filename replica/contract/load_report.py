@@ -21,6 +21,8 @@ class LoadReport:
     """Counter: of those, tokens found."""
     capacity_tokens: int | None = None
     """Tokens the KV cache holds in all."""
+    memory_share: float | None = None
+    """Of each GPU's memory, what the engine was given (vLLM's ``gpu_memory_utilization``)."""
     block_size: int | None = None
     """Tokens in a KV block."""
     hash_algorithm: str | None = None

@@ -17,8 +17,10 @@ def load(page: MetricsPage) -> LoadReport:
     block_size: int | None = None
     capacity = 0
     hash_algorithm: str | None = None
+    memory_share: float | None = None
     for config in page.labels("vllm:cache_config_info"):
         hash_algorithm = config.get("prefix_caching_hash_algo") or hash_algorithm
+        memory_share = _share(config.get("gpu_memory_utilization", "")) or memory_share
         size, blocks = config.get("block_size", ""), config.get("num_gpu_blocks", "")
         if size.isdigit() and blocks.isdigit() and int(size) > 0:
             block_size = int(size)
@@ -32,9 +34,18 @@ def load(page: MetricsPage) -> LoadReport:
         prefix_queried_tokens=page.sum("vllm:prefix_cache_queries"),
         prefix_hit_tokens=page.sum("vllm:prefix_cache_hits"),
         capacity_tokens=capacity or None,
+        memory_share=memory_share,
         block_size=block_size,
         hash_algorithm=hash_algorithm,
     )
+
+
+def _share(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0.0 < value <= 1.0 else None
 
 
 ENGINE = Engine(

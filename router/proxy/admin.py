@@ -18,7 +18,7 @@ from router.proxy.cache_report import cache_state
 from router.proxy.counters import Counters
 from router.proxy.dashboard import PATH as DASHBOARD
 from router.proxy.dashboard import add_dashboard
-from router.proxy.explanation import NO_PROMPT, explanation
+from router.proxy.explanation import NO_PROMPT, cost_fit, explanation
 from router.proxy.exposition import metrics_page
 from router.proxy.key_ring import admin_keys
 from router.proxy.prefill_request import splittable
@@ -261,6 +261,8 @@ def _replica_state(fleet: Fleet, replica: ReplicaState, now: float) -> dict[str,
             "decode_factor": replica.cost.decode_factor,
             "prefill_1000_tokens_ms": replica.cost.prefill_s(1_000, 0) * 1_000.0,
             "step_ms": replica.cost.step_s(1) * 1_000.0,
+            "prior": replica.prior_source,
+            **cost_fit(replica.cost),
         },
         "reported": None
         if report is None

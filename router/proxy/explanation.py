@@ -3,6 +3,7 @@
 from typing import Any
 
 from router.proxy.kv_route_report import kv_route, kv_route_line
+from router.routing.calibration import ReplicaCost
 from router.routing.decision import Assessment, Decision
 from router.routing.fleet import Fleet
 from router.routing.replica_state import ReplicaState
@@ -64,6 +65,22 @@ def _candidate(replica: ReplicaState, row: Assessment, request: RoutingRequest) 
         "prefill_ms": _ms(row.prefill_s),
         "imposed_ms": _ms(row.imposed_s),
         "total_ms": _ms(row.total_s),
+        "cost": cost_fit(replica.cost),
+    }
+
+
+def cost_fit(cost: ReplicaCost) -> dict[str, Any]:
+    """What ``prefill_ms`` and ``step_ms`` are made of on one replica, in the units of ``cost:``, and how far
+    off such predictions were lately."""
+    fit = cost.fit
+    return {
+        "prefill_fixed_ms": _ms(fit.prefill_fixed_s),
+        "prefill_us_per_token": round(1e6 * fit.prefill_per_token_s, 4),
+        "attention_tokens": round(fit.attention_tokens),
+        "decode_step_ms": _ms(fit.step_fixed_s),
+        "decode_us_per_sequence": round(1e6 * fit.step_per_sequence_s, 3),
+        "prefill_error": round(fit.prefill_error, 4),
+        "step_error": round(fit.step_error, 4),
     }
 
 
@@ -79,6 +96,14 @@ def lines(result: dict[str, Any]) -> list[str]:
         out.append(
             f"{row['replica']:24}{row['matched_tokens']:>9}{row['wait_ms']:>10.1f}{row['prefill_ms']:>12.1f}"
             f"{row['imposed_ms']:>12.1f}{row['total_ms']:>10.1f}{mark}"
+        )
+    cost = next((row["cost"] for row in result["candidates"] if row["replica"] == result["replica"]), None)
+    if cost is not None:
+        out.append(
+            f"there: prefill {cost['prefill_fixed_ms']:.1f} ms + {cost['prefill_us_per_token']:.1f} us a "
+            f"token (twice that at {cost['attention_tokens']:,}), lately off by {cost['prefill_error']:.0%}; "
+            f"a step {cost['decode_step_ms']:.1f} ms + {cost['decode_us_per_sequence']:.0f} us a request, "
+            f"off by {cost['step_error']:.0%}"
         )
     prices = result["prices"]
     out.append(

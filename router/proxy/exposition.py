@@ -116,6 +116,8 @@ class RouterCollector(Collector):
                 ("index_capacity_tokens", "Tokens it may believe so."),
                 ("prefill_factor", "Learned prefill time over the prior's."),
                 ("decode_factor", "Learned decode step over the prior's."),
+                ("prefill_error", "How far off predicted prefills were lately, as a share of them."),
+                ("step_error", "How far off predicted decode steps were lately."),
             )
         }
         ratio = fleet.token_ratio.tokens_per_unit
@@ -132,6 +134,8 @@ class RouterCollector(Collector):
                 ("index_capacity_tokens", fleet.index.capacity(replica.index) * ratio),
                 ("prefill_factor", replica.cost.prefill_factor),
                 ("decode_factor", replica.cost.decode_factor),
+                ("prefill_error", replica.cost.fit.prefill_error),
+                ("step_error", replica.cost.fit.step_error),
             ):
                 gauges[name].add_metric([replica.name], value)
         yield from gauges.values()

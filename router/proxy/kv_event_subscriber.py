@@ -88,8 +88,9 @@ class KvEventSubscriber:
 
     def close(self) -> None:
         """Give the sockets back."""
-        self._socket.disable_monitor()
-        self._socket.close()
+        if not self._socket.closed:  # the whole context may have gone before
+            self._socket.disable_monitor()
+            self._socket.close()
 
     async def run(self) -> None:
         """Take messages for ever."""

@@ -63,6 +63,7 @@ class Availability:
         """The names of the models it serves."""
         if replica.models != models:
             replica.models = models
+            replica.hardware_told()
             self._replicas.changed()
 
     def drained(self, replica: ReplicaState, now: float, *, on: bool) -> None:

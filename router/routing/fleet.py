@@ -256,6 +256,7 @@ class Fleet:
         new_capacity = report.capacity_tokens is not None and report.capacity_tokens != state.kv_tokens
         if new_capacity:
             state.kv_tokens = report.capacity_tokens
+            state.hardware_told()
         self.caches.reported(replica, report, new_capacity=new_capacity)
 
     def blocks_stored(self, replica: int, event: BlocksStored) -> None:

@@ -45,6 +45,7 @@ class Membership:
         index = self._replicas.next_index
         cost = ReplicaCost(self._speed, spec.prefill, spec.decode)
         replica = ReplicaState(index, spec, Health(self.settings.health, health), cost)
+        replica.hardware_told()
         self._replicas.joined(replica)
         self._shortlist.became_idle(index)
         return replica

@@ -7,6 +7,7 @@ from replica.contract.prefill_cost import DecodeCost, PrefillCost
 from replica.contract.transfer_speed import TransferSpeed
 from router.routing.block_source import BlockSettings
 from router.routing.calibration import DEFAULT_DECODE, DEFAULT_PREFILL, ReplicaCost
+from router.routing.cost_prior import Hardware, cost_prior
 from router.routing.credit import Credit
 from router.routing.fair_queue import FairQueue
 from router.routing.health import Health, HealthState
@@ -19,6 +20,9 @@ from router.routing.kv_route import (
 )
 from router.routing.ledger import Booking, Ledger
 from router.routing.peer_events import Reply
+
+PRIOR_UNTIL = 50
+"""Requests after which what the replica has shown is worth more than what its model and GPU suggest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,8 @@ class ReplicaSpec:
     prefill: PrefillCost = DEFAULT_PREFILL
     decode: DecodeCost = DEFAULT_DECODE
     """What its work is taken to cost until it has shown that."""
+    hardware: Hardware | None = None
+    """What it runs on, which says more if it is known; ``None``: the costs are the operator's word."""
     role: Role = Role.BOTH
     kv_pull: KvPull = KvPull.NONE
     """How it gets KV that another computed."""
@@ -67,6 +73,7 @@ class ReplicaState:
         "ledger",
         "models",
         "name",
+        "prior_source",
         "probed",
         "progress_at",
         "requests",
@@ -99,6 +106,8 @@ class ReplicaState:
         """Models it serves; ``None`` until it told."""
         self.last_report: LoadReport | None = None
         self.kv_tokens: int | None = None
+        self.prior_source = _source(spec)
+        """Where the costs come from that its work was first taken to have."""
         self.room_price_s = 0.0
         self.probed = False
         self.progress_at = 0.0
@@ -132,10 +141,24 @@ class ReplicaState:
             self.models = _models(spec)
         if _transfer_prior(spec) != _transfer_prior(self.spec):
             self.transfer = _transfer(spec)
-        self.spec = spec
         self.role = spec.role
-        self.cost.prior_given(spec.prefill, spec.decode)
+        before, self.spec = self.spec, spec
+        if (spec.hardware, spec.prefill, spec.decode) != (before.hardware, before.prefill, before.decode):
+            self.cost.prior_given(spec.prefill, spec.decode)
+            self.prior_source = _source(spec)
+            self.hardware_told()
         self.weight = spec.weight
+
+    def hardware_told(self) -> None:
+        """More may be known of its model and GPU: price its work by them, if it has shown little itself."""
+        hardware, report = self.spec.hardware, self.last_report
+        if hardware is None or self.cost.prefills_seen >= PRIOR_UNTIL:
+            return
+        model = self.spec.model or (min(self.models) if self.models else None)
+        prior = cost_prior(hardware, model, self.kv_tokens, report.memory_share if report else None)
+        if prior is not None and prior.source != self.prior_source:
+            self.cost.prior_given(prior.prefill, prior.decode)
+            self.prior_source = prior.source
 
     def book(self, prefill_s: float, new_tokens: int, expected_output_tokens: int, now: float) -> Booking:
         """A request was sent here, by whichever router."""
@@ -199,3 +222,7 @@ def _transfer(spec: ReplicaSpec) -> TransferSpeed:
 
 def _models(spec: ReplicaSpec) -> frozenset[str] | None:
     return frozenset({spec.model}) if spec.model else None
+
+
+def _source(spec: ReplicaSpec) -> str:
+    return "default" if spec.hardware is not None else "given"

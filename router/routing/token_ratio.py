@@ -1,8 +1,6 @@
 """How many tokens a unit of prompt is: learned from what replicas report of whole prompts."""
 
-from typing import Final
-
-FORGET_PER_OBSERVATION: Final = 0.98
+from router.routing.cost_shape import FORGET_PER_OBSERVATION
 
 
 class TokenRatio:

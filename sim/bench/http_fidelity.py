@@ -13,9 +13,9 @@ from statistics import fmean
 import aiohttp
 
 from replica.config import ReplicaConfig
+from replica.contract.cost_fit import FitError, fit_decode, fit_prefill
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
 from sim.bench.exact_trace import exact_trace, tokens_of
-from sim.calibrate.fit import FitError, fit_decode, fit_prefill
 from sim.calibrate.measure import Measurements, MeasureSettings, measure
 from sim.demo.local_fleet import LocalReplica, ReplicaPlan, forget_prefixes, start_replicas, start_router
 from sim.demo.processes import ChildProcesses

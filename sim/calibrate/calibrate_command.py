@@ -11,8 +11,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from replica.contract.cost_fit import FitError, fit_decode, fit_prefill
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
-from sim.calibrate.fit import FitError, cautions, fit_decode, fit_prefill
+from sim.calibrate.cautions import cautions
 from sim.calibrate.measure import CalibrationError, Measurements, MeasureSettings, measure
 from sim.command_arguments import add_api_key_argument, server_url, whole_number
 from sim.first_model import ServedModel, Unreachable, first_model

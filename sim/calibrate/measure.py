@@ -13,7 +13,7 @@ from statistics import median
 import aiohttp
 import orjson
 
-from sim.calibrate.fit import DecodePoint, PrefillPoint
+from replica.contract.cost_fit import DecodePoint, PrefillPoint
 from sim.replay_client import Answer, stream_request
 from sim.workload.prompt_text import PromptText
 

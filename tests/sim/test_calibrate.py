@@ -11,10 +11,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replica.contract.cost_fit import DecodePoint, PrefillPoint, fit_decode, fit_prefill
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
 from router.config import ConfigError, parse_config
 from sim.calibrate.calibrate_command import fragment
-from sim.calibrate.fit import DecodePoint, PrefillPoint, fit_decode, fit_prefill
 from sim.calibrate.measure import CalibrationError, Measurements, MeasureSettings, batch_sizes, measure
 from tests.replica.serving import replica
 from tests.sim.commands import exit_code
@@ -132,7 +132,7 @@ def test_the_command_prints_a_config_that_the_router_takes(
             assert entry.cost is not None and entry.cost.prefill.seconds(1_000) > 0
             assert await asyncio.to_thread(main, [*command, "--json"]) == 0
             made = orjson.loads(capsys.readouterr().out)
-            assert made["cost"].keys() == entry.cost.model_dump().keys()
+            assert made["cost"].keys() == entry.cost.model_dump(exclude_unset=True).keys()
             assert any(point["cached_tokens"] for point in made["prefill"])
             assert made["cautions"]
 
