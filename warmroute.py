@@ -92,6 +92,7 @@ def _explain_arguments(parser: argparse.ArgumentParser) -> None:
         "request", metavar="REQUEST.json", help="an OpenAI request body; - for standard input"
     )
     parser.add_argument("--url", metavar="ADMIN_URL", help="ask a running router on its admin port")
+    parser.add_argument("--tenant", metavar="NAME", help="as this tenant's request (default: a public key's)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

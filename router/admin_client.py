@@ -3,21 +3,24 @@
 import os
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 
 KEY_VARIABLE = "WARMROUTE_ADMIN_KEY"
 """The environment variable with a key of the admin port, where it has keys."""
 
 
-def ask_admin(url: str, body: bytes | None = None, *, limit_s: float = 10.0) -> bytes:
-    """GET ``url``, or POST ``body`` there; the answer's body.
+def ask_admin(
+    url: str, body: bytes | None = None, *, headers: Mapping[str, str] | None = None, limit_s: float = 10.0
+) -> bytes:
+    """GET ``url``, or POST ``body`` there, with these ``headers``, too; the answer's body.
 
     Raises ``OSError`` that says what the port answered, or that nobody did.
     """
-    headers = {"content-type": "application/json"}
+    sent = {"content-type": "application/json", **(headers or {})}
     key = os.environ.get(KEY_VARIABLE)
     if key:
-        headers["authorization"] = f"Bearer {key}"
-    request = urllib.request.Request(url, data=body, headers=headers)
+        sent["authorization"] = f"Bearer {key}"
+    request = urllib.request.Request(url, data=body, headers=sent)
     try:
         with urllib.request.urlopen(request, timeout=limit_s) as answer:
             raw: bytes = answer.read()

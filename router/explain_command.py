@@ -25,8 +25,14 @@ def run(args: argparse.Namespace) -> int:
     if (args.url is None) == (args.config is None):
         print("warmroute explain: give either CONFIG.yaml or --url ADMIN_URL", file=sys.stderr)
         return 2
+    if args.tenant is not None and args.url is None:
+        print(
+            "warmroute explain: --tenant goes with --url: a fresh fleet holds nobody's prompts",
+            file=sys.stderr,
+        )
+        return 2
     try:
-        result = _from_router(args.url, body) if args.url else _from_config(args.config, body)
+        result = _from_router(args.url, body, args.tenant) if args.url else _from_config(args.config, body)
     except ConfigError as error:
         print(f"warmroute explain: {error}", file=sys.stderr)
         return 2
@@ -37,10 +43,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _from_router(url: str, body: bytes) -> dict[str, Any]:
+def _from_router(url: str, body: bytes, tenant: str | None) -> dict[str, Any]:
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url: expected http://HOST:PORT of the router's admin port, got {url!r}")
-    result = orjson.loads(ask_admin(url.rstrip("/") + "/explain", body))
+    headers = None if tenant is None else {"x-warmroute-tenant": tenant}
+    result = orjson.loads(ask_admin(url.rstrip("/") + "/explain", body, headers=headers))
     if not isinstance(result, dict) or "candidates" not in result:
         raise ValueError(f"{url} is not a router's admin port")
     return result

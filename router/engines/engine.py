@@ -33,6 +33,8 @@ class Engine:
     info_marks: Mapping[str, str] | None = None
     """Fields by which that page can be known for its own, where nothing else tells."""
     publishes_kv_events: bool = False
+    parts_cache: bool = False
+    """``cache_salt`` keeps prefixes apart in its cache; False: tenants share it."""
     takes_salt: bool = True
     """A request may carry ``cache_salt``; False: it may be refused for a field that OpenAI does not have."""
 

@@ -53,4 +53,5 @@ ENGINE = Engine(
     info_paths=("/server_info", "/get_server_info"),
     info=info,
     publishes_kv_events=True,
+    parts_cache=True,
 )

@@ -55,4 +55,5 @@ ENGINE = Engine(
     owned_by="vllm",
     metric_prefix="vllm:",
     publishes_kv_events=True,
+    parts_cache=True,
 )

@@ -9,4 +9,5 @@ ENGINE = Engine(
     load=load,
     owned_by="warmroute",
     publishes_kv_events=True,
+    parts_cache=True,
 )

@@ -24,18 +24,24 @@ from router.proxy.key_ring import admin_keys
 from router.proxy.prefill_request import splittable
 from router.proxy.prompt_reader import PromptReader
 from router.proxy.recent_report import RecentReport
+from router.proxy.router_error import RouterError
 from router.proxy.state_report import state_fields
+from router.proxy.tenancy import Tenancy
 from router.proxy.tenant_report import tenant_states
+from router.proxy.tenant_request import take_in
 from router.proxy.traffic_report import replica_traffic, traffic_state
 from router.routing.decision import NoReplica
 from router.routing.fleet import Fleet
-from router.routing.prompt_blocks import read_prompt
+from router.routing.prompt_blocks import Prompt, read_prompt
 from router.routing.replica_state import ReplicaState
 from router.state.shared_state import StateReport
+from router.tenants_config import PUBLIC
 
 log = logging.getLogger("warmroute")
 
 BODY_BYTES = 64 * 1024 * 1024
+TENANT_HEADER = "x-warmroute-tenant"
+"""Whose request ``/explain`` is to explain."""
 
 
 class Admin:
@@ -51,6 +57,7 @@ class Admin:
         added: AddedReplicas,
         sources: Callable[[], list[SourceReport]],
         recent: RecentReport,
+        tenancy: Callable[[], Tenancy | None],
         *,
         prompt_reader: PromptReader | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -64,6 +71,7 @@ class Admin:
         self._added = added
         self._sources = sources
         self._recent = recent
+        self._tenancy = tenancy
         self._clock = clock
         self._runner: web.AppRunner | None = None
         self.address = ""
@@ -150,7 +158,7 @@ class Admin:
 
     async def _explain(self, request: web.Request) -> web.Response:
         body = await request.read()
-        prompt = read_prompt(body) if self._prompt_reader is None else self._prompt_reader.read_now(body)
+        prompt = self._prompt(body, request.headers.get(TENANT_HEADER))
         if not prompt.units:
             raise web.HTTPBadRequest(text=NO_PROMPT)
         session, policy = (request.headers.get(name) for name in ("x-session-id", "x-warmroute-policy"))
@@ -161,6 +169,21 @@ class Admin:
         except NoReplica as error:
             raise web.HTTPServiceUnavailable(text=str(error)) from None
         return _json(explanation(self._fleet, decision, rows, asked))
+
+    def _prompt(self, body: bytes, tenant: str | None) -> Prompt:
+        """The prompt in ``body`` as that tenant's, or as one of a public key where tenants are told apart."""
+        tenancy = self._tenancy()
+        caller = None if tenancy is None else tenancy.named(tenant or PUBLIC)
+        if tenant and caller is None:
+            known = "none are configured" if tenancy is None else f"there are: {', '.join(tenancy.names)}"
+            raise web.HTTPBadRequest(text=f"{TENANT_HEADER}: no tenant is named {tenant!r}; {known}")
+        if caller is not None:
+            taken = take_in(caller, None, body)
+            if isinstance(taken, RouterError):
+                raise web.HTTPBadRequest(text=f"{taken.message} (tenant {caller.tenant.name})")
+            body = taken.body
+        prompt = read_prompt(body) if self._prompt_reader is None else self._prompt_reader.read_now(body)
+        return prompt if caller is None or not prompt.units else caller.owned(prompt)
 
     async def _drain(self, request: web.Request) -> web.Response:
         return self._set_draining(request, on=True)

@@ -88,6 +88,7 @@ class Router:
             self.added,
             self.discovery.report,
             RecentReport(self.fleet, self.data_plane.service.recent),
+            lambda: self.data_plane.service.settings.tenancy,
             prompt_reader=self.prompt_reader,
         )
 

@@ -181,6 +181,10 @@ class Prober:
             listened = {one.effective_name for one in self._config.replicas if one.kv_events is not None}
             if not engine.publishes_kv_events and replica.name in listened:
                 log.warning("replica %s: kv_events: %s publishes none", replica.name, engine.title)
+            if not engine.parts_cache and self._config.tenants is not None:
+                log.warning(
+                    "replica %s: %s knows no cache_salt: tenants share its cache", replica.name, engine.title
+                )
 
     async def _read(self, session: aiohttp.ClientSession, replica: ReplicaState, path: str) -> bytes | None:
         try:

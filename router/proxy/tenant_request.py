@@ -45,8 +45,8 @@ class TakenIn(NamedTuple):
     """At the body's end; without them, closed by a brace, it is what replicas get that take no salt."""
 
 
-def take_in(caller: Caller, head: RequestHead, body: bytes) -> TakenIn | RouterError:
-    """The request as the tenant's, or why it is refused.
+def take_in(caller: Caller, head: RequestHead | None, body: bytes) -> TakenIn | RouterError:
+    """The request as the tenant's, or why it is refused. Without a ``head`` it is no upload.
 
     Refused is what the router cannot read and an engine might: its salt could not be known.
     """
@@ -54,7 +54,7 @@ def take_in(caller: Caller, head: RequestHead, body: bytes) -> TakenIn | RouterE
         return TakenIn(body, None)
     request = _parsed(body)
     if request is None:
-        if not _is_upload(head):
+        if head is None or not _is_upload(head):
             return BODY_UNREADABLE
         return caller.model_refusal(None) or TakenIn(body, None)
     model = request.get("model")

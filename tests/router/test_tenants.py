@@ -1,5 +1,6 @@
 """Tenants: whose key it is, what it may use, what replicas see of it, and what is counted."""
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.fakes.fake_replica import Hang, Send, sized
 from tests.fakes.proxy_rig import CHAT, CHAT_STREAM, Rig, until, with_rig
 from tests.fakes.raw_client import RawAnswer
 from tests.fakes.router_rig import RouterRig, with_router
+from warmroute import main
 
 SECRET = "a secret of more than 16".replace(" ", "-")
 A, B = {"Authorization": "Bearer sk-a"}, {"Authorization": "Bearer sk-b"}
@@ -301,6 +303,45 @@ def test_fleet_and_metrics_tell_of_tenants(tmp_path: Path) -> None:
     with_router(
         scenario, tenants=limited(concurrent=9), log={"requests": {"file": str(log), "prompts": "bodies"}}
     )
+
+
+def test_explain_tells_of_one_tenants_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    request = tmp_path / "request.json"
+    request.write_text(json.dumps({**CHAT, "messages": [{"role": "user", "content": "word " * 2_000}]}))
+
+    async def scenario(rig: RouterRig) -> None:
+        await rig.ask(request.read_bytes(), **A)
+        url = f"http://{rig.router.admin.address}"
+
+        async def matched(*tenant: str) -> int:
+            code = await asyncio.to_thread(main, ["explain", "--url", url, "--json", *tenant, str(request)])
+            shown = capsys.readouterr()
+            assert code == 0, shown.err
+            return int(json.loads(shown.out)["matched_tokens"])
+
+        assert await matched("--tenant", "acme") > 1_000
+        assert await matched("--tenant", "bolt") == await matched() == 0
+        for tenant, says in (("nobody", "there are: public, acme, bolt"), ("bolt", "may not use")):
+            if tenant == "bolt":
+                members = ({"name": "acme", "keys": ["sk-a"]}, {"name": "bolt", "keys": [], "models": []})
+                await rig.reload(rig.entry(0), tenants=tenants(*members))
+            answer = await rig.admin("/explain", "POST", request.read_bytes(), x_warmroute_tenant=tenant)
+            assert answer.status == 400 and says in answer.json()["error"]["message"]
+
+    with_router(scenario, tenants=tenants())
+    assert main(["explain", "--tenant", "acme", "router.yaml", str(request)]) == 2
+    assert "--tenant goes with --url" in capsys.readouterr().err
+
+
+def test_an_engine_that_parts_nothing_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING", "warmroute")
+
+    async def scenario(rig: RouterRig) -> None:
+        await rig.reload(rig.entry(0, kind="llamacpp"), rig.entry(1, kind="vllm"))
+        await until(lambda: any("tenants share its cache" in one for one in caplog.messages))
+        assert not any("r1" in one and "share" in one for one in caplog.messages)
+
+    with_router(scenario, replicas=2, tenants=tenants())
 
 
 def test_rows_of_tenants_are_bounded() -> None:
