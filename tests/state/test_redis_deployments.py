@@ -1,6 +1,7 @@
 """TLS, Sentinel with a failover, Cluster: the same sharing, through what redis-py offers."""
 
 import asyncio
+import logging
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,9 @@ def test_tls_files_that_cannot_be_used_are_named_at_the_start(tls: dict[str, str
         Member({"kind": "redis", "url": "rediss://127.0.0.1:1", "tls": tls})
 
 
-def test_sentinel_leads_to_the_new_master(tmp_path: Path) -> None:
+def test_sentinel_leads_to_the_new_master(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "warmroute.state")
+
     async def scenario(master: RedisServer, members: Members) -> None:
         replica = RedisServer("--replicaof", f"127.0.0.1 {master.port}", "--repl-diskless-sync-delay", "0")
         await replica.start()
@@ -77,6 +80,8 @@ def test_sentinel_leads_to_the_new_master(tmp_path: Path) -> None:
             hosts = [f"127.0.0.1:{free_port()}", f"127.0.0.1:{sentinel.port}"]  # one of them is down
             state = {"sentinel": {"service": "fleet", "hosts": hosts}}
             one, two = await shares(members, "redis://fleet", **state)
+            caplog.clear()
+            before = one.report.changes + two.report.changes
             kept = one.send(7)
             await until(lambda: sum(two.in_flight()) == 1)
             await master.kill()
@@ -84,6 +89,8 @@ def test_sentinel_leads_to_the_new_master(tmp_path: Path) -> None:
             await replica.until_role("master")
             await until(lambda: one.report.state == two.report.state == "sharing")
             await until(lambda: sum(two.in_flight()) == 1)
+            told = [line for line in caplog.messages if line.startswith("shared state in")]
+            assert len(told) == one.report.changes + two.report.changes - before >= 4, told
             one.end(kept)
             await until(lambda: sum(two.in_flight()) == 0)
         finally:

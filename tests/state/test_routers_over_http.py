@@ -12,6 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes.fake_replica import (
+    DONE_EVENT,
+    LAST_CHUNK,
     STREAM_HEAD,
     FakeReplica,
     Hang,
@@ -195,6 +197,53 @@ def test_B117_load_is_even_and_a_killed_router_leaves_nothing(tmp_path: Path) ->
         for client in clients:
             client.leave()
         await site.until_metric(routers[1], "warmroute_state_peers_outstanding", 0.0)
+
+    with_site(tmp_path, scenario)
+
+
+def test_a_router_killed_with_200_in_flight_leaves_nothing_and_disturbs_nobody(tmp_path: Path) -> None:
+    lease_s = 2.0
+
+    async def scenario(site: Site) -> None:
+        gate = asyncio.Event()
+        start, end = STREAM_HEAD + chunk(delta("hel")), chunk(delta("lo")) + chunk(DONE_EVENT) + LAST_CHUNK
+        for fake in site.replicas:
+            fake.default = [Send(start), Wait(gate), Send(end)]
+        state = {"kind": "redis", "url": site.server.url, "lease_s": lease_s}
+        dying, staying = [await site.start_router(state=state) for _ in range(2)]
+        await site.all_sharing()
+
+        async def stream(router: RouterProcess) -> RawClient:
+            client = await RawClient.connect(router.address)
+            await client.post(CHAT_STREAM)
+            assert (await client.head()).status == 200
+            return client
+
+        lost = [await stream(dying) for _ in range(200)]
+        kept = [await stream(staying) for _ in range(20)]
+        await site.until_metric(staying, "warmroute_state_peers_outstanding", 200.0)
+        dying.process.kill()
+        killed_at = time.monotonic()
+        while await site.metric(staying, "warmroute_state_peers_outstanding"):
+            assert time.monotonic() - killed_at < 2 * lease_s, "its reservations outlive its lease"
+            assert (await staying.get("/readiness")).status == 200
+        queued = [
+            await site.metric(staying, f"warmroute_replica_{name}", replica=f"r{number}")
+            for number in range(4)
+            for name in ("queued", "decoding")
+        ]
+        assert sum(queued) == 20, "only its own are counted"
+        gate.set()
+        for client in kept:
+            body = b""
+            while piece := await client.chunk():
+                body += piece
+            assert body.endswith(DONE_EVENT)
+            client.leave()
+        assert (await staying.ask(CHAT_STREAM)).whole
+        assert await site.metric(staying, "warmroute_broken_streams_total") == 0.0
+        for client in lost:
+            client.leave()
 
     with_site(tmp_path, scenario)
 

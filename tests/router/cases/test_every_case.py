@@ -24,10 +24,7 @@ CASES = {
     "metrics": "B027 B112 B113",
     "state sharing": "B022 B057 B084 B093 B109 B117 B118 B137",
 }
-OPEN = {
-    "B084": "no scripts: plain commands alone go to Redis",
-    "B093": "no registry: replicas are configured, and Redis is not asked for them",
-}
+OPEN = {}
 """Why no test can fail for them yet."""
 
 
