@@ -1,9 +1,12 @@
 """configs/kubernetes fits together: names, ports, labels, probes, and time for streams to end."""
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -144,3 +147,30 @@ def test_containers_have_no_rights_they_do_not_need(objects: dict[tuple[str, str
             assert container["securityContext"]["readOnlyRootFilesystem"]
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
             assert "memory" in container["resources"]["limits"]
+
+
+@pytest.mark.parametrize("version", ["1.28.0", "1.34.0"])
+def test_every_object_has_the_form_kubernetes_wants(
+    version: str, objects: dict[tuple[str, str], Object]
+) -> None:
+    """Against the API server's own schemas, no key too many."""
+    for thing in objects.values():
+        kubernetes_validate.validate(thing, version, strict=True)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+def test_kustomize_builds_it_with_the_config_inside() -> None:
+    ran = subprocess.run(
+        ["kubectl", "kustomize", str(FOLDER)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+    built = list(yaml.safe_load_all(ran.stdout))
+    (config,) = (thing for thing in built if thing["kind"] == "ConfigMap")
+    assert config["data"] == {"router.yaml": (FOLDER / "router.yaml").read_text()}
+    (router,) = (
+        thing for thing in built if thing["kind"] == "Deployment" and thing["metadata"]["name"] == "warmroute"
+    )
+    (volume,) = router["spec"]["template"]["spec"]["volumes"]
+    assert volume["configMap"]["name"] == config["metadata"]["name"] != "warmroute", "a change rolls the pods"
+    for thing in built:
+        kubernetes_validate.validate(thing, "1.34.0", strict=True)
