@@ -138,8 +138,9 @@ class ReplicaTraits(Section):
     """The PYTHONHASHSEED a vLLM was started with, if it was."""
     role: Literal["prefill", "decode", "both"] = "both"
     """``prefill``: computes long prompts for others; ``decode``: answers, and computes little."""
-    kv_pull: Literal["none", "warmroute", "vllm"] = "none"
-    """How it gets KV that another computed: by ``x-warmroute-kv-source``, or by ``kv_transfer_params``."""
+    kv_pull: Literal["none", "warmroute", "vllm", "llm-d"] = "none"
+    """How it gets KV that another computed: by ``x-warmroute-kv-source``, by ``kv_transfer_params``, or by
+    its sidecar, which reads ``x-prefiller-host-port``."""
     transfer: TransferConfig = TransferConfig()
     """What pulling KV is taken to cost it at first."""
 
@@ -153,14 +154,15 @@ class ReplicaConfig(ReplicaTraits, ReplicaAddress):
 
     @model_validator(mode="after")
     def _role_fits(self) -> "ReplicaConfig":
-        if self.role == "prefill" and self.kv_source is None and self.kv_pull != "vllm":
+        if self.role == "prefill" and self.kv_source is None and self.kv_pull not in ("vllm", "llm-d"):
             raise ValueError(
                 f"{self.effective_name} has role prefill, but nobody could pull from it; give kv_source, or "
-                "kv_pull: vllm"
+                "kv_pull: vllm or llm-d"
             )
         if self.role == "decode" and self.kv_pull == "none":
             raise ValueError(
-                f"{self.effective_name} has role decode, but cannot pull KV; give kv_pull: warmroute or vllm"
+                f"{self.effective_name} has role decode, but cannot pull KV; give kv_pull: warmroute, "
+                "vllm or llm-d"
             )
         return self
 

@@ -7,14 +7,16 @@ key as the first, and take a tenant's cache salt as it does.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from replica.contract.kv_source import KV_SOURCE_HEADER
 from router.endpoint_picker.endpoints import Endpoints
 from router.proxy.request_head import CLIENT_KEYS
-from router.proxy.service import Service
+from router.proxy.service import PREFILLER_HEADER, Service
 from router.proxy.settings import ProxySettings
 from router.proxy.tenant_request import SALT_HEADERS, without_salt
 from router.routing.replica_state import ReplicaState
 
 _CLIENT_KEYS = tuple(name.decode() for name in CLIENT_KEYS)
+_KV_SOURCES = (KV_SOURCE_HEADER, PREFILLER_HEADER)
 _SALTS = tuple(name.decode() for name in sorted(SALT_HEADERS))
 
 
@@ -38,8 +40,11 @@ def destination(
     replicas: Sequence[ReplicaState],
     body: bytes,
     salt_bytes: int | None,
+    kv_source: tuple[str, str] | None = None,
 ) -> Destination:
     """``replicas``: the one that was chosen, then those next in line.
+
+    ``kv_source``: the header field that tells where the first finds its KV. No client may say that.
 
     ``salt_bytes``: how much of the body's end is a tenant's cache salt; ``None``: tenants are not told apart.
     """
@@ -56,6 +61,9 @@ def destination(
     if first.key_line:
         fields["authorization"] = first.key_line.partition(b": ")[2].strip().decode()
         removed = _CLIENT_KEYS[1:]
+    removed += tuple(name for name in _KV_SOURCES if kv_source is None or name != kv_source[0])
+    if kv_source is not None:
+        fields[kv_source[0]] = kv_source[1]
     if salt_bytes is not None:
         removed += _SALTS
         body = body if first.takes_salt else without_salt(body, salt_bytes)

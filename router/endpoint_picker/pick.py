@@ -13,9 +13,10 @@ from router.endpoint_picker.ext_proc_pb2 import HttpBody, ProcessingRequest
 from router.endpoint_picker.incoming import Incoming
 from router.endpoint_picker.served_answer import WANTED, ServedAnswer
 from router.proxy.admission import CLIENT_LEFT, Admission
-from router.proxy.booked import Booked
+from router.proxy.booked import Booked, booked_beside
 from router.proxy.entrance import entrance_refusal
 from router.proxy.forwarding import admitted
+from router.proxy.prefill_request import SPLIT_PATHS, splittable
 from router.proxy.recent import RecentDecision
 from router.proxy.request_head import RequestHead
 from router.proxy.router_error import (
@@ -33,6 +34,7 @@ from router.proxy.tenant_request import take_in
 from router.routing.decision import NoReplica
 from router.routing.hold_queue import Held
 from router.routing.in_flight import InFlight
+from router.routing.kv_route import Step
 from router.routing.prompt_blocks import UNREADABLE, Prompt, read_prompt, text_prompt
 from router.routing.retry import Failure
 
@@ -160,7 +162,13 @@ class Pick:
             return
         try:
             outcome = fleet.submit(
-                prompt, now, session=head.session, policy=head.policy, context=self, within=self._within
+                prompt,
+                now,
+                session=head.session,
+                policy=head.policy,
+                context=self,
+                within=self._within,
+                two_steps=fleet.replicas.sidecars and self._within is None and self._splittable,
             )
         except NoReplica as error:
             self.refuse(MODEL_NOT_FOUND if error.why == "unknown_model" else NO_REPLICA)
@@ -181,6 +189,12 @@ class Pick:
         if fleet.outbox:
             service.send_released(now)
 
+    @property
+    def _splittable(self) -> bool:
+        """A sidecar can have the prompt computed elsewhere."""
+        head = self.head
+        return head.method == b"POST" and head.path in SPLIT_PATHS and splittable(self.body)
+
     def hold_ended(self, flight: InFlight | None, now: float) -> None:
         """The request waited until now; without a ``flight`` no replica is left for it."""
         self._waiting = None
@@ -199,7 +213,15 @@ class Pick:
     def _picked(self, flight: InFlight, now: float) -> None:
         """The fleet has booked the request on a replica: name it, and who is next in line."""
         service, head = self._service, self.head
-        booked = self._booked = Booked(service, flight)
+        beside = None
+        route = flight.decision.route
+        if route is not None and route.step is Step.PREFILL:
+            try:
+                flight, beside = booked_beside(service, self.prompt, flight, now, head.session, head.policy)
+            except NoReplica:
+                self.refuse(NO_REPLICA)
+                return
+        booked = self._booked = Booked(service, flight, beside)
         self.row = self._decided_now(booked, now)
         decisions = service.counters.decisions
         label = (booked.name, booked.decision.reason)
@@ -215,8 +237,9 @@ class Pick:
         )
         replicas = [flight.replica, *(service.fleet.replicas[index] for index in others)]
         salt_bytes = None if self.admission is None else self._salt_bytes
+        named = service.kv_source(booked.decision) if flight.pulled else None
         self._incoming.picked(
-            destination(service, self._settings, self._endpoints, replicas, self.body, salt_bytes)
+            destination(service, self._settings, self._endpoints, replicas, self.body, salt_bytes, named)
         )
         log = service.request_log
         if log is None or not log.bodies:

@@ -14,8 +14,16 @@ class Attempt(Booked):
 
     __slots__ = ("_connecting", "_exchange", "connection", "sent_at")
 
-    def __init__(self, service: Service, exchange: Asker, flight: InFlight, now: float) -> None:
-        super().__init__(service, flight)
+    def __init__(
+        self,
+        service: Service,
+        exchange: Asker,
+        flight: InFlight,
+        now: float,
+        beside: Booked | None = None,
+    ) -> None:
+        """``beside``: see ``Booked``."""
+        super().__init__(service, flight, beside)
         self._exchange = exchange
         self.connection: ReplicaConnection | None = None
         self._connecting: asyncio.Task[None] | None = None

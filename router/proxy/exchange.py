@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from router.proxy.admission import CLIENT_LEFT, Admission
 from router.proxy.asker import Asker
+from router.proxy.booked import booked_beside
 from router.proxy.entrance import entrance_refusal
 from router.proxy.forwarding import Forwarding
 from router.proxy.prefill_request import SPLIT_PATHS, splittable, with_transfer_params
@@ -35,10 +36,10 @@ from router.proxy.service import Service
 from router.proxy.tenancy import Caller
 from router.proxy.tenant_request import take_in, without_salt
 from router.proxy.tries import Tries
-from router.routing.decision import NoReplica
+from router.routing.decision import NoReplica, Reason
 from router.routing.hold_queue import Held
 from router.routing.in_flight import InFlight
-from router.routing.kv_route import Step
+from router.routing.kv_route import KvPull, Step
 from router.routing.prompt_blocks import UNREADABLE, Prompt, read_prompt, text_prompt
 from router.routing.replica_state import ReplicaState
 from router.routing.retry import Failure
@@ -205,6 +206,9 @@ class Exchange(Asker):
         """The fleet has booked the request on a replica: send it there."""
         route = flight.decision.route
         if route is not None and route.step is Step.PREFILL:
+            if flight.replica.spec.kv_pull is KvPull.LLMD:
+                self._begin_beside(flight, now)
+                return
             step = self._prefill = PrefillStep(self._service, self, flight, now)
             step.begin(now)
             return
@@ -218,6 +222,17 @@ class Exchange(Asker):
         """A prefill replica can compute the prompt for another that answers."""
         head = self.head
         return head.method == b"POST" and head.path in SPLIT_PATHS and splittable(self.body)
+
+    def _begin_beside(self, first: InFlight, now: float) -> None:
+        """A sidecar runs both steps: one request, two bookings."""
+        head = self.head
+        try:
+            flight, beside = booked_beside(self._service, self.prompt, first, now, head.session, head.policy)
+        except NoReplica:
+            self.refuse(NO_REPLICA)
+            return
+        tries = self.tries = Tries(self._service, self, flight, now, beside)
+        tries.begin(now)
 
     def prefilled(self, source: ReplicaState, kv_params: bytes | None, now: float) -> None:
         """The first step is over: ``source`` holds the prompt's KV. Choose who answers."""
@@ -258,11 +273,13 @@ class Exchange(Asker):
         assert self.tries is not None
         decision = self.tries.attempt.decision
         if decision.route is not None and decision.route.step is Step.PULL:
-            if self._kv_params:
+            if self._kv_params and decision.reason is Reason.HANDOFF:
+                # For one replica, once: the next one tried goes there for another reason.
                 body = with_transfer_params(body, self._kv_params)
-                self._kv_params = b""  # for one replica, once
             else:
-                source = self._service.kv_source_line(decision)
+                named = self._service.kv_source(decision)
+                if named is not None:
+                    source = b"%b: %b\r\n" % (named[0].encode(), named[1].encode())
         return self.head_for(pool, body, source), body
 
     def head_for(self, pool: ReplicaPool, body: bytes, more: bytes = b"") -> bytes:

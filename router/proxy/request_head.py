@@ -37,6 +37,7 @@ READ_HEADERS = frozenset(
         b"x-forwarded-for",
         b"x-forwarded-proto",
         b"x-request-id",
+        b"x-prefiller-host-port",
         b"x-session-id",
         b"x-warmroute-kv-source",
         b"x-warmroute-policy",

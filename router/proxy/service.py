@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from replica.contract.kv_source import KV_SOURCE_HEADER, kv_source_value
 from router.config import RouterConfig
@@ -21,6 +21,7 @@ from router.routing.decision import Decision, Reason
 from router.routing.fleet import Fleet
 from router.routing.hold_queue import Held
 from router.routing.in_flight import Usage
+from router.routing.kv_route import KvPull
 from router.routing.replica_state import ReplicaState
 from router.routing.retry import RetryBudget, RetrySettings
 from router.tenants_file import read_tenants
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from router.proxy.tracing import Tracing
 
 logger = logging.getLogger("warmroute.proxy")
+
+PREFILLER_HEADER: Final = "x-prefiller-host-port"
+"""What the routing sidecar of llm-d reads."""
 
 
 class Service:
@@ -148,19 +152,26 @@ class Service:
         counters.cached_tokens += usage.cached_tokens or 0
         counters.output_tokens += usage.output_tokens or 0
 
-    def kv_source_line(self, decision: Decision) -> bytes:
-        """The header line that names where a replica that pulls finds its KV; empty if that has left."""
+    def kv_source(self, decision: Decision) -> tuple[str, str] | None:
+        """The header field that names where a replica that pulls finds its KV; None if that has left."""
         route = decision.route
         if route is None or route.other is None:
-            return b""
+            return None
         source = self.fleet.replicas.by_index.get(route.other)
-        if source is None or source.spec.kv_source is None:
-            return b""
+        if source is None:
+            return None
+        if source.spec.kv_pull is KvPull.LLMD:
+            if decision.reason is not Reason.HANDOFF:
+                return None
+            pool = self._pools[source]
+            host = f"[{pool.host}]" if ":" in pool.host else pool.host
+            return PREFILLER_HEADER, f"{host}:{pool.port}"
+        if source.spec.kv_source is None:
+            return None
         # What was computed for this request is all there; what is believed to be there is so long.
         tokens = None if decision.reason is Reason.HANDOFF else route.tokens
-        value = kv_source_value(source.spec.kv_source, tokens, self.settings.kv_source_key)
         self.counters.kv_sources_named += 1
-        return b"%b: %b\r\n" % (KV_SOURCE_HEADER.encode(), value.encode())
+        return KV_SOURCE_HEADER, kv_source_value(source.spec.kv_source, tokens, self.settings.kv_source_key)
 
     def pool(self, replica: ReplicaState) -> ReplicaPool:
         """The connections to ``replica``."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from router.proxy.attempt import Attempt
 from router.proxy.body_framing import FramingError
+from router.proxy.booked import Booked
 from router.proxy.recent import RecentDecision
 from router.proxy.replica_connection import ReplicaConnection
 from router.proxy.response_head import ResponseHead
@@ -35,13 +36,20 @@ class Tries:
 
     __slots__ = ("_exchange", "_kept", "_service", "_tried", "attempt", "began_at", "row")
 
-    def __init__(self, service: Service, exchange: "Exchange", flight: InFlight, now: float) -> None:
-        """``flight``: the first one; ``begin`` sends it."""
+    def __init__(
+        self,
+        service: Service,
+        exchange: "Exchange",
+        flight: InFlight,
+        now: float,
+        beside: Booked | None = None,
+    ) -> None:
+        """``flight``: the first one; ``begin`` sends it. ``beside``: the booking that goes with it."""
         self._service = service
         self._exchange = exchange
         self._tried: tuple[int, ...] = (flight.decision.replica,)
         self._kept: KeptAnswer | None = None
-        self.attempt = Attempt(service, exchange, flight, now)
+        self.attempt = Attempt(service, exchange, flight, now, beside)
         """The current one, or the last."""
         self.began_at = now
         """When the first one was booked."""

@@ -6,6 +6,7 @@ from router.routing.cache_beliefs import CacheBeliefs
 from router.routing.decision import Assessment, Decision, NoReplica, Reason
 from router.routing.hot_prefixes import HotPrefixes
 from router.routing.journal import Journal
+from router.routing.kv_route import Role
 from router.routing.ledger import UTILIZATION_REFRESH_S
 from router.routing.policies.own_delay import decide_by_load
 from router.routing.pools import Pools
@@ -138,6 +139,10 @@ class Decider:
             while len(taken) <= count:
                 found = self._replicas.candidates(prompt.model, taken, within)
                 candidates: Sequence[ReplicaState] = found.replicas
+                if found.moves_kv:
+                    candidates = [one for one in candidates if one.role is not Role.PREFILL]
+                    if not candidates:
+                        break
                 if len(candidates) > PRICE_ALL_UP_TO and rule.samples:
                     candidates = self._shortlist.draw(candidates, found.bits, levels)
                 taken.append(rule.choose(request, candidates).replica)

@@ -92,13 +92,20 @@ class Dispatch:
         replica.progress_at = now
         if flight.booking.state != Booking.QUEUED:
             return False
-        pulled = flight.pulled
-        replica.first_token(flight.booking, flight.decision.matched_tokens, now, seen=not pulled)
-        if pulled and flight.settled:
+        replica.first_token(flight.booking, flight.decision.matched_tokens, now, seen=flight.timed)
+        if flight.pulled and flight.settled:
             self._transferred(flight, now)
         if self.journal is not None:
             self.journal.first_token(flight)
         return True
+
+    def prefilled_elsewhere(self, flight: InFlight) -> None:
+        """Its replica waits for another's prefill: no work before its first token, a stream all the same."""
+        if flight.booking.state == Booking.QUEUED:
+            replica = flight.replica
+            replica.first_token(flight.booking, flight.decision.matched_tokens, flight.sent_at, seen=False)
+            if self.journal is not None:
+                self.journal.first_token(flight, seen=False)
 
     def _transferred(self, flight: InFlight, now: float) -> None:
         """It had the replica to itself: what computing does not explain, the transfer took."""
@@ -128,7 +135,7 @@ class Dispatch:
         replica, lessons = flight.replica, self._lessons
         sequences = replica.ledger.decoding
         was_queued = replica.over(
-            flight.booking, flight.decision.matched_tokens, now, learn=True, computed=not flight.pulled
+            flight.booking, flight.decision.matched_tokens, now, learn=True, computed=flight.timed
         )
         reply = None
         route = flight.decision.route

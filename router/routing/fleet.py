@@ -211,6 +211,11 @@ class Fleet:
         """The request goes to ``decision.replica``: its work is booked, its blocks will be there."""
         return self._dispatch.sent(prompt, decision, now)
 
+    def prefilled_elsewhere(self, flight: InFlight, now: float) -> None:
+        """What was just sent waits on its replica until another has computed the prompt."""
+        self._dispatch.prefilled_elsewhere(flight)
+        self._holding.room_made(flight.replica, now)
+
     def first_token(self, flight: InFlight, now: float) -> None:
         """The first event with content was seen (streamed requests)."""
         if self._dispatch.first_token(flight, now):

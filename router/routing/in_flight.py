@@ -2,7 +2,7 @@
 
 from router.routing.decision import Decision
 from router.routing.exact_index import Expectation
-from router.routing.kv_route import Step
+from router.routing.kv_route import KvPull, Step
 from router.routing.ledger import Booking
 from router.routing.prompt_blocks import Prompt
 from router.routing.replica_state import ReplicaState
@@ -80,6 +80,14 @@ class InFlight:
         """Some of its KV comes from another replica."""
         route = self.decision.route
         return route is not None and route.step is Step.PULL
+
+    @property
+    def timed(self) -> bool:
+        """From dispatch to first token its replica computed, and nothing else was waited for."""
+        route = self.decision.route
+        if route is None or route.step is Step.DIRECT:
+            return True
+        return route.step is Step.PREFILL and self.replica.spec.kv_pull is not KvPull.LLMD
 
     @property
     def over(self) -> bool:

@@ -25,6 +25,8 @@ class KvPull(StrEnum):
     """The header ``x-warmroute-kv-source`` names a replica's peer port; any prefix, at any time."""
     VLLM = "vllm"
     """``kv_transfer_params``: what a prefill with ``do_remote_decode`` answers goes into the next request."""
+    LLMD = "llm-d"
+    """The header ``x-prefiller-host-port``: the sidecar of who answers has the prompt computed there."""
 
 
 class Step(StrEnum):

@@ -170,7 +170,8 @@ def _can_pull(replica: ReplicaState, source: ReplicaState) -> bool:
         return False
     if replica.spec.kv_pull is KvPull.WARMROUTE:
         return source.spec.kv_source is not None
-    return replica.spec.kv_pull is KvPull.VLLM and source.spec.kv_pull is KvPull.VLLM
+    way = replica.spec.kv_pull
+    return way in (KvPull.VLLM, KvPull.LLMD) and source.spec.kv_pull is way
 
 
 def _source(request: RoutingRequest, replicas: Sequence[ReplicaState]) -> ReplicaState | None:

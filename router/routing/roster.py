@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from router.routing.decision import NoReplica
 from router.routing.health import HealthState
+from router.routing.kv_route import KvPull, Role
 from router.routing.replica_state import ReplicaState
 
 MODELS_REMEMBERED = 256
@@ -30,7 +31,7 @@ class Roster(Collection[ReplicaState]):
     is given to the next replica that joins, the one freed last first, so indexes stay small.
     """
 
-    __slots__ = ("_by_model", "_free", "_serving", "by_index", "moves_kv", "slots")
+    __slots__ = ("_by_model", "_free", "_serving", "by_index", "moves_kv", "sidecars", "slots")
 
     def __init__(self) -> None:
         self.by_index: dict[int, ReplicaState] = {}
@@ -38,6 +39,8 @@ class Roster(Collection[ReplicaState]):
         """Indexes ever given; every index is below."""
         self.moves_kv = False
         """Some replicas have a role, or can pull KV: see ``pools.py``."""
+        self.sidecars = False
+        """All prefill replicas, of which there are some, are asked by the sidecar of the one who answers."""
         self._free: list[int] = []
         self._by_model: dict[str | None, Candidates] = {}
         self._serving: Sequence[ReplicaState] | None = None
@@ -92,6 +95,8 @@ class Roster(Collection[ReplicaState]):
         self._by_model.clear()
         self._serving = None
         self.moves_kv = any(replica.spec.moves_kv for replica in self)
+        prefilling = [replica for replica in self if replica.role is Role.PREFILL]
+        self.sidecars = bool(prefilling) and all(one.spec.kv_pull is KvPull.LLMD for one in prefilling)
 
     # --- who may take a request -----------------------------------------------------------------
 

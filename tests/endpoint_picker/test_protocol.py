@@ -113,7 +113,10 @@ def picked(reply: ProcessingResponse) -> list[str]:
     mutation = getattr(reply, kind).response.header_mutation
     fields = {one.header.key: one.header.raw_value.decode() for one in mutation.set_headers}
     assert fields.keys() == {DESTINATION, "accept-encoding"}
-    assert list(mutation.remove_headers) == ["authorization", "api-key", "x-api-key"]
+    assert list(mutation.remove_headers) == [
+        *("authorization", "api-key", "x-api-key"),
+        *("x-warmroute-kv-source", "x-prefiller-host-port"),
+    ]
     assert all(one.append_action == one.OVERWRITE_IF_EXISTS_OR_ADD for one in mutation.set_headers)
     assert reply.dynamic_metadata["envoy.lb"][DESTINATION] == fields[DESTINATION]
     return fields[DESTINATION].split(",")
@@ -366,3 +369,53 @@ def test_while_all_are_busy_it_waits() -> None:
         assert talk.at_rest()
 
     asyncio.run(main())
+
+
+# --- KV that moves --------------------------------------------------------------------------------
+
+LONG = json.dumps({"model": "m", "messages": [{"role": "user", "content": "long " * 8_000}]}).encode()
+
+
+def kv_talk(*replicas: dict[str, Any], **config: Any) -> Talk:
+    listed = [
+        {"url": f"http://{endpoint}"} | keys for endpoint, keys in zip(ENDPOINTS, replicas, strict=False)
+    ]
+    return Talk(replicas=listed, policy={"kind": "predicted_finish"}, **config)
+
+
+def told(replies: list[ProcessingResponse]) -> dict[str, str]:
+    mutation = replies[0].request_headers.response.header_mutation
+    return {one.header.key: one.header.raw_value.decode() for one in mutation.set_headers}
+
+
+def test_a_sidecar_is_told_who_computes_the_prompt() -> None:
+    talk = kv_talk({"role": "prefill", "kv_pull": "llm-d"}, {"role": "decode", "kv_pull": "llm-d"})
+    talk.head(**{"x-prefiller-host-port": "169.254.169.254:80"})
+    fields = told(talk.body(LONG))
+    assert fields[DESTINATION] == ENDPOINTS[1] and fields["x-prefiller-host-port"] == ENDPOINTS[0]
+    prefill, decode = (talk.fleet.replicas[index].ledger for index in (0, 1))
+    assert (prefill.queued, decode.queued, decode.decoding) == (1, 0, 1)
+    talk.answer(last=False)
+    talk.answer_body(b"{}", last=True)
+    assert talk.at_rest() and talk.counters.handoffs == 1
+    talk.begin()
+    talk.head()
+    fields = told(talk.body(BODY))
+    assert fields[DESTINATION] == ENDPOINTS[1] and "x-prefiller-host-port" not in fields, "it is short"
+
+
+def test_who_holds_the_prefix_is_named() -> None:
+    pulls = {"kv_pull": "warmroute", "transfer": {"fixed_ms": 0, "us_per_token": 0.01}}
+    talk = kv_talk(pulls | {"kv_source": "10.0.0.1:8400"}, pulls | {"kv_source": "10.0.0.2:8400"})
+    talk.head()
+    home = ENDPOINTS.index(told(talk.body(LONG))[DESTINATION].split(",")[0])
+    talk.answer(last=False)
+    talk.answer_body(b"{}", last=True)
+    talk.fleet.replicas[home].room_price_s = 100.0
+    talk.begin()
+    talk.head(**{"x-warmroute-kv-source": "169.254.169.254:80"})
+    fields = told(talk.body(LONG))
+    assert fields[DESTINATION].split(",")[0] == ENDPOINTS[1 - home]
+    assert fields["x-warmroute-kv-source"].startswith(f"10.0.0.{home + 1}:8400; tokens=")
+    talk.pick.gone()
+    assert talk.at_rest()

@@ -331,3 +331,68 @@ def test_a_fleet_without_roles_sends_what_it_sent_before() -> None:
         assert rig.counters.handoffs == 0
 
     with_rig(scenario, replicas=2, policy={"kind": "predicted_finish"})
+
+
+LLMD = [{"role": role, "kv_pull": "llm-d"} for role in ("prefill", "decode", "decode")]
+
+
+@pytest.mark.parametrize("body", [LONG, STREAM])
+def test_a_sidecar_runs_both_steps_and_both_are_booked(body: dict[str, Any]) -> None:
+    async def scenario(rig: Rig) -> None:
+        gate = asyncio.Event()
+        for one in rig.replicas[1:]:
+            one.default = lambda seen: [Wait(gate), *openai_plan(seen)]
+        asked = asyncio.create_task(rig.ask(body, **{"x-prefiller-host-port": "169.254.169.254:80"}))
+        await until(lambda: any(one.answering for one in rig.replicas[1:]))
+        ledgers = [one.ledger for one in rig.fleet.replicas]
+        assert ledgers[0].queued == 1, "the prompt is computed there"
+        assert [sum(getattr(one, name) for one in ledgers[1:]) for name in ("queued", "decoding")] == [0, 1]
+        gate.set()
+        assert (await asked).status == 200
+        (second,) = answerers(rig)
+        assert second.requests[0].field("x-prefiller-host-port") == f"127.0.0.1:{rig.replica.port}"
+        assert sent(second) == body and not rig.replica.requests
+        assert rig.counters.handoffs == 1
+        again = await rig.ask(body)
+        assert again.status == 200 and second.requests[1].field("x-prefiller-host-port") is None, "warm"
+
+    with_rig(scenario, each=LLMD, policy={"kind": "predicted_finish"})
+
+
+@pytest.mark.parametrize("end", ["client leaves", "closed", "500", "nobody"])
+def test_a_sidecars_two_bookings_end_together(end: str) -> None:
+    async def scenario(rig: Rig) -> None:
+        plan: Plan = {"closed": [Close()], "500": [Send(sized(b"{}", 500, "No"))]}.get(end, [Hang()])
+        for one in rig.replicas[1:]:
+            one.plans.append(plan)
+        if end == "nobody":
+            rig.drain(1)
+            rig.drain(2)
+            assert (await rig.ask(LONG)).status == 503
+        elif end == "client leaves":
+            client = await rig.client()
+            await client.post(LONG)
+            await until(lambda: any(one.answering for one in rig.replicas[1:]))
+            client.leave()
+            await until(lambda: any(one.aborted for one in rig.replicas[1:]))
+        else:
+            await rig.ask(LONG)
+            tried = [request for one in rig.replicas[1:] for request in one.requests]
+            named = [request.field("x-prefiller-host-port") is not None for request in tried]
+            assert len(named) > 1 and named.count(True) == 1, "the next one computes"
+        assert not any(rig.booked().values())
+
+    with_rig(scenario, each=LLMD, policy={"kind": "predicted_finish"})
+
+
+def test_vllms_parameters_are_sent_again_where_the_request_was_never_seen() -> None:
+    """The replica closed an idle connection as the request came."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.replica.default = vllm_prefill
+        rig.replicas[1].close_idle = True
+        assert (await rig.ask(CHAT)).status == 200
+        assert (await rig.ask(LONG)).status == 200
+        assert sent(rig.replicas[1], -1)["kv_transfer_params"] == PARAMS
+
+    with_rig(scenario, each=VLLM, policy={"kind": "predicted_finish"})
