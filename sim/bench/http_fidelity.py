@@ -1,7 +1,8 @@
 """The simulator against the real thing: a trace over HTTP through our router to replicas, and simulated.
 
-The replicas are measured first, all at once, for they share the machine; the simulation gets the fitted step
-time and the trace's own tokens, and nothing of the runs it is compared with.
+The replicas are measured first: all at once, for they share the machine; through a router of ours each, for
+that is the way; with pauses and replies of some tokens, for that is how they are asked. The simulation gets
+the fitted step time and the trace's own tokens, and nothing of the runs it is compared with.
 """
 
 import asyncio
@@ -33,7 +34,11 @@ from sim.workload.trace import Trace
 
 PROBE_EVERY_S = 1.0
 """Of the router that ``start_router`` starts."""
-DECODE_TOKENS = 24
+DECODE_TOKENS = 64
+PAUSE_S = 0.1
+"""Between two prompts of a measurement."""
+REPEATS = 5
+MEASURED_THROUGH = "round_robin"
 WORDS_TOLD = 64
 SALT = "fidelity"
 APPS = HotPrefix(
@@ -41,9 +46,9 @@ APPS = HotPrefix(
     zipf=0.6,
     system_tokens=500,
     hot_share=0.0,
-    user_tokens=50,
+    user_tokens=120,
     output_tokens=12,
-    spread=0.25,
+    spread=0.4,
     per_s=1.0,
 )
 """What is sent: apps with system prompts of their own, unequally popular, one request a second."""
@@ -89,7 +94,9 @@ async def http_fidelity(
         made = ReplicaPlan(plan.model, plan.kv_tokens, plan.step_tokens, threads=1)
         replicas = await start_replicas(children, folder, plan.replicas, made, lambda text: None)
         longest = max(request.prompt_tokens for request in trace.requests)
-        points = await _measured(replicas, longest, progress)
+        routers = [await start_router(children, folder, [replica], MEASURED_THROUGH) for replica in replicas]
+        points = await _measured([router.url for router in routers], longest, progress)
+        children.stop([router.child for router in routers])
         prefill, prefill_error = fit_prefill(
             [point for one in points for point in one.prefill], attention=False
         )
@@ -119,20 +126,22 @@ async def http_fidelity(
 
 
 async def _measured(
-    replicas: Sequence[LocalReplica], longest: int, progress: Callable[[str, int, int], None]
+    urls: Sequence[str], longest: int, progress: Callable[[str, int, int], None]
 ) -> list[Measurements]:
     """Every replica's times while the others are measured, too."""
     settings = [
         MeasureSettings(
-            url=replica.url,
-            model=(await first_model(replica.url)).name,
-            salt=replica.name,
+            url=url,
+            model=(await first_model(url)).name,
+            salt=url,
             longest_tokens=longest,
-            repeats=9,
+            repeats=REPEATS,
             most_sequences=4,
             output_tokens=DECODE_TOKENS,
+            prompt_output_tokens=APPS.output_tokens,
+            pause_s=PAUSE_S,
         )
-        for replica in replicas
+        for url in urls
     ]
     return list(
         await asyncio.gather(measure(settings[0], progress=progress), *(measure(one) for one in settings[1:]))

@@ -46,6 +46,10 @@ class MeasureSettings:
     """Of each stream whose decode steps are timed."""
     silence_limit_s: float = 300.0
     headers: Mapping[str, str] | None = None
+    pause_s: float = 0.0
+    """Before each prompt: a replica that stood idle answers later than one that is asked without a break."""
+    prompt_output_tokens: int = 1
+    """Asked for with each prompt whose first token is timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,7 @@ class _Bench:
             answers = []
             for repeat in range(repeats):
                 prompt = self._words.prompt((), length, f"cold {length} {repeat}")
-                answer = await self._send(prompt, 1)
+                answer = await self._send(prompt, self._settings.prompt_output_tokens)
                 if answer.error in REFUSED and points:
                     self.notes.append(
                         f"a prompt of about {length:,} tokens was refused ({answer.error}); the longest "
@@ -168,7 +172,9 @@ class _Bench:
             answers = []
             for repeat in range(repeats):
                 suffix = self._words.prompt((), new_tokens, f"suffix {number} {repeat}")
-                answers.append(self._good(await self._send(prefix + suffix, 1)))
+                answers.append(
+                    self._good(await self._send(prefix + suffix, self._settings.prompt_output_tokens))
+                )
                 self._progress("prefill, warm", number * repeats + repeat + 1, len(shapes) * repeats)
             if any(answer.cached_tokens is None for answer in answers):
                 self.notes.append(
@@ -187,14 +193,15 @@ class _Bench:
         batches = batch_sizes(self._settings.most_sequences)
         points: list[DecodePoint] = []
         for number, sequences in enumerate(batches):
-            seconds = await self._step_s(sequences)
-            if seconds is None:
+            tries = [await self._step_s(sequences) for _ in range(self._settings.repeats)]
+            steps = [seconds for seconds in tries if seconds is not None]
+            if len(steps) < len(tries):
                 self.notes.append(
                     f"{sequences} streams of {self._settings.output_tokens} tokens did not decode side by "
                     "side; ask for more --output-tokens, or for fewer --most-sequences"
                 )
                 break
-            points.append(DecodePoint(sequences, seconds))
+            points.append(DecodePoint(sequences, median(steps)))
             self._progress("decode", sum(batches[: number + 1]), sum(batches))
         return points
 
@@ -226,6 +233,8 @@ class _Bench:
     async def _send(
         self, prompt: str, output_tokens: int, on_content: Callable[[float], None] | None = None
     ) -> Answer:
+        if self._settings.pause_s:
+            await asyncio.sleep(self._settings.pause_s)
         body: dict[str, object] = {
             "model": self._settings.model,
             "max_tokens": output_tokens,
