@@ -36,10 +36,10 @@ class FitError:
     worst: float
 
 
-def fit_prefill(points: Sequence[PrefillPoint], *, attention: bool = True) -> tuple[PrefillCost, FitError]:
+def fit_prefill(points: Sequence[PrefillPoint]) -> tuple[PrefillCost, FitError]:
     """The cost whose relative errors are least in square; no part of it is below zero.
 
-    Without ``attention`` a token costs the same wherever it stands: for short prompts, timed among noise.
+    A fit in which attention is all that tokens cost is noise: then a token costs the same wherever it stands.
 
     ``seconds = fixed + per_token (m + m (h + m/2) / attention)`` is linear in ``fixed``, ``per_token`` and
     their quotient ``per_token / attention``:
@@ -61,9 +61,8 @@ def fit_prefill(points: Sequence[PrefillPoint], *, attention: bool = True) -> tu
         for point in points
     ]
     seconds = [point.seconds for point in points]
-    if attention:
-        fixed, per_token, pairwise = _least_squares(rows, seconds)
-    else:
+    fixed, per_token, pairwise = _least_squares(rows, seconds)
+    if per_token <= LEAST_PER_TOKEN_S:
         fixed, per_token = _least_squares([row[:2] for row in rows], seconds)
         pairwise = 0.0
     per_token = max(per_token, LEAST_PER_TOKEN_S)

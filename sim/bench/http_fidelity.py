@@ -97,9 +97,7 @@ async def http_fidelity(
         routers = [await start_router(children, folder, [replica], MEASURED_THROUGH) for replica in replicas]
         points = await _measured([router.url for router in routers], longest, progress)
         children.stop([router.child for router in routers])
-        prefill, prefill_error = fit_prefill(
-            [point for one in points for point in one.prefill], attention=False
-        )
+        prefill, prefill_error = fit_prefill([point for one in points for point in one.prefill])
         decode, decode_error = fit_decode([point for one in points for point in one.decode])
         words = PromptText(
             trace.block_tokens, salt=SALT, characters_per_token=await _characters_per_token(replicas[0].url)

@@ -39,7 +39,7 @@ def read_trace(path: str | Path, *, block_tokens: int | None = None, requests: i
         rows = _by_session(path, rows)
     for line, row in rows:
         _check_lengths(path, line, row)
-    size = block_tokens or _block_tokens(rows)
+    size = block_tokens or _block_tokens(path, rows)
     made = tuple(_request(path, line, row, size) for line, row in rows[:requests])
     _check_chains(path, rows, made)
     return Trace(path.name, size, made)
@@ -108,8 +108,13 @@ def _check_lengths(path: Path, line: int, row: dict[str, Any]) -> None:
             )
 
 
-def _block_tokens(rows: list[Row]) -> int:
+def _block_tokens(path: Path, rows: list[Row]) -> int:
     """The first usual block size that agrees with every row; the default when none does."""
+    if not any(row["hash_ids"] for _, row in rows):
+        raise TraceError(
+            f"{path}: hash_ids is empty in every row; expected ids, or the block size of a trace whose "
+            "prompts are all shorter (--block-size)"
+        )
     for size in (DEFAULT_BLOCK_TOKENS, *OTHER_BLOCK_TOKENS):
         if all(_agrees(len(row["hash_ids"]), row["input_length"], size) for _, row in rows):
             return size

@@ -11,7 +11,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.contract.cost_fit import DecodePoint, PrefillPoint, fit_decode, fit_prefill
+from replica.contract.cost_fit import (
+    NO_ATTENTION_TOKENS,
+    DecodePoint,
+    PrefillPoint,
+    fit_decode,
+    fit_prefill,
+)
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
 from router.config import ConfigError, parse_config
 from sim.calibrate.calibrate_command import fragment
@@ -183,6 +189,9 @@ def test_a_fit_to_noisy_times_predicts_within_the_noise(true: PrefillCost, seed:
 def test_a_fit_needs_two_lengths_and_a_step() -> None:
     with pytest.raises(ValueError, match="at least two lengths"):
         fit_prefill([PrefillPoint(10, 0, 0.1), PrefillPoint(10, 5, 0.1)])
+    quadratic = [PrefillPoint(tokens, 0, 1e-6 * tokens**2) for tokens in (100, 200, 400)]
+    noise, _ = fit_prefill(quadratic)
+    assert noise.per_token_s > 1e-5 and noise.attention_tokens == NO_ATTENTION_TOKENS
     with pytest.raises(ValueError, match="no decode step"):
         fit_decode([])
     decode, _ = fit_decode([DecodePoint(1, 0.01)])

@@ -84,6 +84,7 @@ def test_sessions_follow_turn_by_turn(tmp_path: Path) -> None:
             [{"input_length": 5, "output_length": 1, "hash_ids": [1]}],
             r"line 1: timestamp \(or session_id\) missing",
         ),
+        ([row(tokens=600, hash_ids=[])], "hash_ids is empty in every row; expected ids, or the block size"),
         ([row(tokens=0)], "line 1: input_length is 0, expected a whole number of tokens, 1 or more"),
         ([row(tokens=1.5)], "line 1: input_length is 1.5"),
         ([row(output_length=-1)], "line 1: output_length is -1"),
