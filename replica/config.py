@@ -46,6 +46,10 @@ class ReplicaConfig(Section):
     """The name in requests and answers; the model's own unless set."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Of weights and KV. bf16 halves the memory; on CPUs without bf16 arithmetic it is slower."""
+    weights: Literal["dense", "int8", "int4", "file"] = "dense"
+    """``dense`` in ``dtype``; packed, 128 to a scale: ``int8``, ``int4``; as a GGUF packs them: ``file``."""
+    kv_dtype: Literal["same", "int8"] = "same"
+    """``int8``: K and V of a token and head share a scale; half of bf16's memory, a quarter of fp32's."""
     seed: int = 0
     """Of the tiny model's weights, and of requests that name no seed."""
     threads: PositiveInt | None = None
@@ -105,6 +109,11 @@ class ReplicaConfig(Section):
                 raise ValueError(
                     f"{key} without prefix_caching has nothing to do; remove one of the two keys"
                 )
+        if self.batch_invariant and self.weights != "dense":
+            raise ValueError(
+                f"batch_invariant with weights {self.weights}: packed weights take another kernel for "
+                "many rows; use dense weights or remove batch_invariant"
+            )
         return self
 
     @property

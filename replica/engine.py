@@ -58,6 +58,7 @@ class Engine:
             blocks=cache.blocks,
             block_size=cache.block_size,
             batch_invariant=limits.batch_invariant,
+            kv_int8=limits.kv_int8,
         )
         self._scheduler = Scheduler(cache, limits.scheduler_limits(cache.block_size))
         self._tiers: EngineTiers | None = None

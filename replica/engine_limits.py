@@ -57,6 +57,8 @@ class EngineLimits:
     shares_prefills: bool = True
     """Of requests with one new prefix the first computes it."""
     batch_invariant: bool = False
+    kv_int8: bool = False
+    """K and V are kept in 8 bits."""
 
     def make_cache(self) -> PrefixCache | RadixCache:
         """The cache of these sizes. Raises ValueError when blocks are not whole pages."""

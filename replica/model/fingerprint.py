@@ -9,9 +9,11 @@ from replica.model.load import LoadedModel
 from replica.model.matrix import Matrix
 
 
-def fingerprint(model: LoadedModel, block_size: int, *, batch_invariant: bool = False) -> str:
+def fingerprint(
+    model: LoadedModel, block_size: int, *, batch_invariant: bool = False, kv_int8: bool = False
+) -> str:
     """32 hex digits over shape, weights, their type, block size and kernels. Reads all weights."""
-    digest = blake2b(repr((model.shape, block_size, batch_invariant)).encode(), digest_size=16)
+    digest = blake2b(repr((model.shape, block_size, batch_invariant, kv_int8)).encode(), digest_size=16)
     weights = model.weights
     parts: list[torch.Tensor | Matrix] = [weights.embedding, weights.norm, weights.head]
     for layer in weights.layers:

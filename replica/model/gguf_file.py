@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from gguf import quants
 from gguf.constants import GGMLQuantizationType
 
+from replica.model.gguf_codes import grouped
+from replica.model.grouped import GroupedWeight
 from replica.model.shape import ModelError
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -130,6 +133,15 @@ class GgufFile:
         Raises:
             ModelError: no such tensor, or the file is cut short.
         """
+        raw, entry = self._raw(name)
+        if entry.kind == GGMLQuantizationType.F32:
+            values = raw.view(np.float32).reshape(entry.shape).copy()
+        else:
+            values = np.ascontiguousarray(quants.dequantize(raw, entry.kind), dtype=np.float32)
+        return torch.from_numpy(values)
+
+    def _raw(self, name: str) -> tuple[npt.NDArray[np.uint8], _TensorEntry]:
+        """The stored bytes [out, bytes of a row] of the tensor of this GGUF name."""
         entry = self._entries.get(name)
         if entry is None:
             raise ModelError(f"{self.path}: the tensor {name!r} is missing")
@@ -140,11 +152,7 @@ class GgufFile:
             ).reshape(stored)
         except ValueError as error:
             raise ModelError(f"{self.path}: cut short in tensor {name!r}: {error}") from error
-        if entry.kind == GGMLQuantizationType.F32:
-            values = raw.view(np.float32).reshape(entry.shape).copy()
-        else:
-            values = np.ascontiguousarray(quants.dequantize(raw, entry.kind), dtype=np.float32)
-        return torch.from_numpy(values)
+        return raw, entry
 
     def tensor(self, hf_name: str) -> torch.Tensor:
         """The tensor with this Hugging Face name, in Hugging Face's layout, fp32.
@@ -156,14 +164,31 @@ class GgufFile:
             ModelError: no such tensor.
         """
         values = self.read(_gguf_name(hf_name))
-        if self.metadata["general.architecture"] == "llama":
-            heads_key = "llama.attention.head_count"
-            if ".q_proj." in hf_name:
-                return _halves_apart(values, int(self.metadata[heads_key]))
-            if ".k_proj." in hf_name:
-                heads = self.metadata.get("llama.attention.head_count_kv", self.metadata[heads_key])
-                return _halves_apart(values, int(heads))
-        return values
+        heads = self._heads_in_pairs(hf_name)
+        return values if heads is None else _halves_apart(values, heads)
+
+    def grouped(self, hf_name: str) -> GroupedWeight | None:
+        """The matrix with this Hugging Face name as it is stored, in Hugging Face's order of rows.
+
+        None when it is stored in a form that cannot stay packed here. Raises ModelError for no such tensor.
+        """
+        raw, entry = self._raw(_gguf_name(hf_name))
+        weight = grouped(raw, entry.kind)
+        heads = self._heads_in_pairs(hf_name)
+        if weight is None or heads is None:
+            return weight
+        return weight.rows(_halves_apart(torch.arange(entry.shape[0]), heads))
+
+    def _heads_in_pairs(self, hf_name: str) -> int | None:
+        """Heads whose rows are stored pair by pair; None: in Hugging Face's order."""
+        if self.metadata["general.architecture"] != "llama":
+            return None
+        heads = self.metadata["llama.attention.head_count"]
+        if ".q_proj." in hf_name:
+            return int(heads)
+        if ".k_proj." in hf_name:
+            return int(self.metadata.get("llama.attention.head_count_kv", heads))
+        return None
 
 
 def _gguf_name(hf_name: str) -> str:

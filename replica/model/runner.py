@@ -23,9 +23,10 @@ class ModelRunner:
         blocks: int,
         block_size: int,
         batch_invariant: bool = False,
+        kv_int8: bool = False,
     ) -> None:
         dtype = model.weights.embedding.dtype
-        self.kv = PagedKv(model.shape, blocks, block_size, dtype)
+        self.kv = PagedKv(model.shape, blocks, block_size, dtype, int8=kv_int8)
         self._decoder = Decoder(model.shape, model.weights, self.kv, batch_invariant=batch_invariant)
         self._dtype = dtype
         self._batch_invariant = batch_invariant
@@ -36,7 +37,13 @@ class ModelRunner:
         Raises:
             NotFinite: for some row; run rows alone to find it. No other row's KV suffers from it.
         """
-        plan = plan_step(batch, self.kv.block_size, self._dtype, batch_invariant=self._batch_invariant)
+        plan = plan_step(
+            batch,
+            self.kv.block_size,
+            self._dtype,
+            batch_invariant=self._batch_invariant,
+            reads_back=self.kv.int8,
+        )
         logits, finite = self._decoder.forward(plan)
         if not finite:
             raise NotFinite("the model computed numbers that are not finite")

@@ -65,16 +65,6 @@ class ModelShape:
         if len(self.windows) != self.layers:
             raise ModelError(f"{len(self.windows)} attention windows for {self.layers} layers")
 
-    def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """Bytes of K and V that one token takes over all layers.
-
-        >>> shape = ModelShape(30, 576, 9, 3, 64, 1536, 49152, 8192, 1e-5, Rotary(1e5), False, False, False,
-        ...                    True, (None,) * 30)
-        >>> shape.kv_bytes_per_token(4)                    # 30 layers x K and V x 3 heads x 64 x fp32
-        46080
-        """
-        return self.layers * 2 * self.kv_heads * self.head_dim * element_bytes
-
 
 def shape_from_hf(config: Mapping[str, Any]) -> ModelShape:
     """Read a Hugging Face ``config.json``.

@@ -66,11 +66,17 @@ class StepPlan:
 
 
 def plan_step(
-    batch: Batch, block_size: int, dtype: torch.dtype, *, batch_invariant: bool = False
+    batch: Batch,
+    block_size: int,
+    dtype: torch.dtype,
+    *,
+    batch_invariant: bool = False,
+    reads_back: bool = False,
 ) -> StepPlan:
     """Lay out ``batch``; ``dtype`` is that of the attention scores' mask.
 
-    ``batch_invariant`` pads every context to a multiple of INVARIANT_CONTEXT tokens.
+    ``batch_invariant`` pads every context to a multiple of INVARIANT_CONTEXT tokens. ``reads_back``: a chunk
+    attends to its own K and V as they are stored, because storing rounds them.
     """
     unit = max(1, INVARIANT_CONTEXT // block_size) if batch_invariant else 1
     # Rows of one token are alike, whether they decode or end a prefill; shortest context first.
@@ -94,7 +100,7 @@ def plan_step(
         table = torch.tensor(blocks, dtype=torch.int64)
         positions.append(at)
         slot_parts.append(table[at // block_size] * block_size + at % block_size)
-        own = row.start == 0 and not batch_invariant
+        own = row.start == 0 and not batch_invariant and not reads_back
         prefills.append(PrefillSpan(place, place + row.count, row.start, None if own else table))
         place += row.count
         places[id(row)] = place - 1

@@ -1,12 +1,19 @@
 """The weights as the decoder wants them: Q, K and V in one matrix, gate and up too, rotary pairs adjacent."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from replica.model.grouped import GroupedWeight, quantize, stack
 from replica.model.matrix import Matrix, matrix
+from replica.model.packed_matrix import PackedMatrix, StackedMatrix
 from replica.model.shape import ModelError, ModelShape
+
+
+HEAD_BITS = 8
+"""Of the last matrix where the others have 4: its errors go straight into the logits."""
 
 
 class TensorSource(Protocol):
@@ -42,8 +49,18 @@ class Weights:
     head: Matrix
 
 
-def assemble(source: TensorSource, shape: ModelShape, dtype: torch.dtype) -> Weights:
+def assemble(
+    source: TensorSource,
+    shape: ModelShape,
+    dtype: torch.dtype,
+    *,
+    bits: int | None = None,
+    stored: Callable[[str], GroupedWeight | None] | None = None,
+) -> Weights:
     """Read every weight from ``source`` and lay it out for the decoder.
+
+    Matrices are kept in ``dtype``; or with ``bits`` (4 or 8) quantised; or as ``stored`` has them, where
+    that can stay packed.
 
     Raises:
         ModelError: a tensor is missing or has another shape than ``shape`` says.
@@ -55,66 +72,86 @@ def assemble(source: TensorSource, shape: ModelShape, dtype: torch.dtype) -> Wei
             raise ModelError(f"tensor {name!r} has shape {tuple(values.shape)}, expected {expected}")
         return values.to(dtype)
 
+    def matrix_of(columns: int, *parts: _Rows, bits: int | None = bits) -> Matrix:
+        """The rows of all ``parts``, one below the other."""
+        if stored is not None:
+            found = [stored(part.name) for part in parts]
+            packed = [weight.rows(part.order()) for weight, part in zip(found, parts, strict=True) if weight]
+            if len(packed) == len(parts) and len({(one.bits, one.group) for one in packed}) == 1:
+                return PackedMatrix(stack(packed))
+            if packed:
+                return StackedMatrix(
+                    [
+                        PackedMatrix(weight.rows(part.order()))
+                        if weight is not None
+                        else matrix(read(part.name, part.rows, columns)[part.order()])
+                        for weight, part in zip(found, parts, strict=True)
+                    ]
+                )
+        whole = torch.cat([read(part.name, part.rows, columns)[part.order()] for part in parts])
+        return matrix(whole) if bits is None else PackedMatrix(quantize(whole, bits))
+
     def layer(number: int) -> LayerWeights:
         prefix = f"model.layers.{number}"
         attention = f"{prefix}.self_attn"
-        q_rows, kv_rows = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-
-        def rotated(kind: str, rows: int, heads: int, *columns: int) -> torch.Tensor:
-            return pairs_adjacent(read(f"{attention}.{kind}", rows, *columns), heads)
-
+        q = _Rows(f"{attention}.q_proj.weight", shape.heads * shape.head_dim, shape.heads)
+        k = _Rows(f"{attention}.k_proj.weight", shape.kv_heads * shape.head_dim, shape.kv_heads)
+        v = _Rows(f"{attention}.v_proj.weight", shape.kv_heads * shape.head_dim)
         qkv_bias = q_norm = k_norm = output_bias = None
         if shape.qkv_bias:
-            qkv_bias = torch.cat(
-                [
-                    rotated("q_proj.bias", q_rows, shape.heads),
-                    rotated("k_proj.bias", kv_rows, shape.kv_heads),
-                    read(f"{attention}.v_proj.bias", kv_rows),
-                ]
-            )
+            biases = [
+                read(f"{attention}.{kind}_proj.bias", part.rows)[part.order()]
+                for kind, part in (("q", q), ("k", k), ("v", v))
+            ]
+            qkv_bias = torch.cat(biases)
         if shape.output_bias:
             output_bias = read(f"{attention}.o_proj.bias", shape.hidden)
         if shape.qk_norm:
-            q_norm = rotated("q_norm.weight", shape.head_dim, 1)
-            k_norm = rotated("k_norm.weight", shape.head_dim, 1)
+            q_norm = pairs_adjacent(read(f"{attention}.q_norm.weight", shape.head_dim), 1)
+            k_norm = pairs_adjacent(read(f"{attention}.k_norm.weight", shape.head_dim), 1)
         return LayerWeights(
             attention_norm=read(f"{prefix}.input_layernorm.weight", shape.hidden),
-            qkv=matrix(
-                torch.cat(
-                    [
-                        rotated("q_proj.weight", q_rows, shape.heads, shape.hidden),
-                        rotated("k_proj.weight", kv_rows, shape.kv_heads, shape.hidden),
-                        read(f"{attention}.v_proj.weight", kv_rows, shape.hidden),
-                    ]
-                )
-            ),
+            qkv=matrix_of(shape.hidden, q, k, v),
             qkv_bias=qkv_bias,
             q_norm=q_norm,
             k_norm=k_norm,
-            output=matrix(read(f"{attention}.o_proj.weight", shape.hidden, q_rows)),
+            output=matrix_of(q.rows, _Rows(f"{attention}.o_proj.weight", shape.hidden)),
             output_bias=output_bias,
             ffn_norm=read(f"{prefix}.post_attention_layernorm.weight", shape.hidden),
-            gate_up=matrix(
-                torch.cat(
-                    [
-                        read(f"{prefix}.mlp.gate_proj.weight", shape.ffn, shape.hidden),
-                        read(f"{prefix}.mlp.up_proj.weight", shape.ffn, shape.hidden),
-                    ]
-                )
+            gate_up=matrix_of(
+                shape.hidden,
+                _Rows(f"{prefix}.mlp.gate_proj.weight", shape.ffn),
+                _Rows(f"{prefix}.mlp.up_proj.weight", shape.ffn),
             ),
-            down=matrix(read(f"{prefix}.mlp.down_proj.weight", shape.hidden, shape.ffn)),
+            down=matrix_of(shape.ffn, _Rows(f"{prefix}.mlp.down_proj.weight", shape.hidden)),
         )
 
+    embedding_name = "model.embed_tokens.weight"
     with torch.inference_mode():
-        embedding = read("model.embed_tokens.weight", shape.vocab, shape.hidden)
         return Weights(
-            embedding=embedding,
+            embedding=read(embedding_name, shape.vocab, shape.hidden),
             layers=tuple(layer(number) for number in range(shape.layers)),
             norm=read("model.norm.weight", shape.hidden),
-            head=matrix(
-                embedding if shape.tied_embeddings else read("lm_head.weight", shape.vocab, shape.hidden)
+            head=matrix_of(
+                shape.hidden,
+                _Rows(embedding_name if shape.tied_embeddings else "lm_head.weight", shape.vocab),
+                bits=None if bits is None else HEAD_BITS,
             ),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A tensor that becomes rows of a matrix; those of ``rotated`` heads are put pair by pair."""
+
+    name: str
+    rows: int
+    rotated: int | None = None
+
+    def order(self) -> torch.Tensor:
+        """Which row of the tensor each row of the matrix is."""
+        places = torch.arange(self.rows)
+        return places if self.rotated is None else pairs_adjacent(places, self.rotated)
 
 
 def tensor_names(shape: ModelShape) -> list[str]:

@@ -14,6 +14,7 @@ from replica.config import ConfigError, ReplicaConfig
 from replica.engine import Engine
 from replica.engine_limits import EngineLimits
 from replica.model.load import LoadedModel, load_model
+from replica.model.paged_kv import bytes_per_token
 from replica.model.shape import ModelError
 from replica.peers.source_rule import SourceRule
 from replica.server.engine_thread import EngineThread
@@ -181,11 +182,11 @@ def _load(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     try:
-        model = load_model(config.model, config.dtype, config.seed)
+        model = load_model(config.model, config.dtype, config.seed, config.weights)
     except ModelError as error:
         raise ConfigError(str(error)) from error
-    element_bytes = model.weights.embedding.dtype.itemsize
-    blocks = config.kv_blocks(model.shape.kv_bytes_per_token(element_bytes))
+    kv_int8 = config.kv_dtype == "int8"
+    blocks = config.kv_blocks(bytes_per_token(model.shape, model.weights.embedding.dtype, int8=kv_int8))
     # The last token of a reply needs no room: nothing attends to it.
     room = blocks * config.block_size + 1
     wanted = config.max_model_len
@@ -197,6 +198,7 @@ def _load(
     limits = EngineLimits(
         kv_blocks=blocks,
         block_size=config.block_size,
+        kv_int8=kv_int8,
         max_running=config.max_running,
         max_batched_tokens=config.max_batched_tokens,
         max_model_len=wanted or min(room, model.shape.context),

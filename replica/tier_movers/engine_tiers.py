@@ -45,7 +45,9 @@ class EngineTiers:
         self.fingerprint = ""
         """Of all that KV depends on beside tokens; empty where no other process gets or gives any."""
         if tiers.disk_folder is not None or tiers.peers is not None:
-            self.fingerprint = fingerprint(model, limits.block_size, batch_invariant=limits.batch_invariant)
+            self.fingerprint = fingerprint(
+                model, limits.block_size, batch_invariant=limits.batch_invariant, kv_int8=limits.kv_int8
+            )
         disk = None
         if tiers.disk_folder is not None:
             disk = DiskStore(tiers.disk_folder, self.fingerprint, settings.block_bytes)

@@ -33,6 +33,8 @@ SALTS = (None, "a", "b")
 TREE = CacheSettings("radix", 1)
 BLOCK = 16 * 512
 """Bytes of KV of 16 tokens of the tiny model."""
+INT8_BLOCK = 16 * 160
+"""The same in 8 bits, with the scales."""
 DEAR = PrefillCost(1.0, 1.0)
 """Whatever can be fetched is."""
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -83,6 +85,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "cache": CacheSettings("radix", 4, "slru"),
         "tiers": TierLimits(prefill=PrefillCost(0.05, 3e-3), peers=PeerLimits(SECRET)),
     },
+    "int8 KV, blocks over host": {
+        "kv_blocks": 12,
+        "kv_int8": True,
+        "tiers": TierLimits(24 * INT8_BLOCK, prefill=DEAR),
+    },
+    "int8 KV, tree": {"kv_blocks": 14, "kv_int8": True, "cache": TREE, "max_chunk_tokens": 24},
     "tree of 16, tlru": {"kv_blocks": 16, "cache": CacheSettings("radix", 16, "tlru", 32)},
 }
 """Engines that must not differ in a token."""
@@ -99,11 +107,13 @@ class Fuzz:
         self._known = known
         self.sources: list[PeerOffer] = []
         """Peers that requests may name."""
+        self._kv_int8 = False
         self.cached_tokens = self.aborted = 0
 
     def run(self, engine: Engine, count: int) -> None:
         """``count`` requests; AssertionError at the first wrong token or broken invariant."""
         chance = self.chance
+        self._kv_int8 = engine.limits.kv_int8
         requests: dict[str, Request] = {}
         got: dict[str, list[int]] = {}
         unfinished: list[str] = []
@@ -153,12 +163,15 @@ class Fuzz:
         )
 
     def _check(self, request: Request, tokens: list[int], *, whole: bool) -> None:
-        if request.prompt not in self._known:
-            alone = make_engine(prefix_caching=False, batch_invariant=True, max_model_len=160)
+        key = (self._kv_int8, *request.prompt)
+        if key not in self._known:
+            alone = make_engine(
+                prefix_caching=False, batch_invariant=True, max_model_len=160, kv_int8=self._kv_int8
+            )
             asked = greedy_request("a", request.prompt, MOST_TOKENS)
-            self._known[request.prompt] = token_ids(finish_all(alone, [asked])["a"])
+            self._known[key] = token_ids(finish_all(alone, [asked])["a"])
         length = request.max_tokens if whole else len(tokens)
-        assert tokens == self._known[request.prompt][:length], f"{request.request_id} has another's tokens"
+        assert tokens == self._known[key][:length], f"{request.request_id} has another's tokens"
 
     def _prompt(self) -> tuple[int, ...]:
         return self.chance.choice(self._stems)[: self.chance.randrange(100)] + self._tokens(7)
