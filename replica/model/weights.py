@@ -11,7 +11,6 @@ from replica.model.matrix import Matrix, matrix
 from replica.model.packed_matrix import PackedMatrix, StackedMatrix
 from replica.model.shape import ModelError, ModelShape
 
-
 HEAD_BITS = 8
 """Of the last matrix where the others have 4: its errors go straight into the logits."""
 
