@@ -28,7 +28,9 @@ class RouterProcess:
     address: str
     admin: str
     log: list[str] = field(default_factory=list)
-    """Lines it has written."""
+    """Lines it has written, as far as they were read."""
+    following: "asyncio.Task[None] | None" = None
+    """Reads them."""
 
     async def ask(
         self, body: bytes | dict[str, Any] = CHAT, path: str = "/v1/chat/completions", **fields: Any
@@ -46,8 +48,11 @@ class RouterProcess:
         return await self.ask(b"", path, method="GET")
 
     async def exit_code(self, limit_s: float = 10.0) -> int:
-        """Wait until it has ended."""
-        return await asyncio.wait_for(self.process.wait(), limit_s)
+        """Wait until it has ended and all that it wrote was read."""
+        assert self.following is not None
+        async with asyncio.timeout(limit_s):
+            await asyncio.shield(self.following)
+            return await self.process.wait()
 
     async def follow_log(self, stderr: asyncio.StreamReader) -> None:
         """Collect its lines until it ends."""
@@ -71,7 +76,7 @@ async def router_process(
     )
     router = RouterProcess(process, "", "")
     assert process.stderr is not None
-    following = asyncio.create_task(router.follow_log(process.stderr))
+    router.following = asyncio.create_task(router.follow_log(process.stderr))
     try:
         await until(lambda: any("listening on" in line for line in router.log), START_LIMIT_S)
         (line,) = (line for line in router.log if "listening on" in line)
@@ -83,4 +88,4 @@ async def router_process(
         if process.returncode is None:
             process.kill()
             await process.wait()
-        await following
+        await router.following

@@ -126,7 +126,7 @@ def test_a_lost_head_leaves_no_credit_until_it_is_back() -> None:
     assert index.match([1, 2, 3]) == [3]
 
 
-def test_clearing_one_replica_leaves_the_others() -> None:
+def test_K13_clearing_one_replica_leaves_the_others() -> None:
     """Black-box case 13."""
     index = BlockIndex(3)
     for replica in range(3):
@@ -136,7 +136,7 @@ def test_clearing_one_replica_leaves_the_others() -> None:
     assert index.match([1, 2]) == [2, 0, 2] and index.held(1, "CPU") == 0 and index.held(2, "CPU") == 1
 
 
-def test_strange_events_do_no_harm() -> None:
+def test_K12_strange_events_do_no_harm() -> None:
     """Black-box case 12: unknown parent, removal of the unknown, the same event twice."""
     index = BlockIndex(2)
     assert index.removed(0, [5]) == 0 and index.unknown_removals == [1, 0]

@@ -170,7 +170,7 @@ def test_without_events_what_was_sent_is_believed_within_capacity() -> None:
     assert sum(held_tokens(index, tokens, 2)[0] for tokens in (range(17), range(100, 109))) == SIZE
 
 
-def test_a_request_that_computed_nothing_leaves_nothing() -> None:
+def test_K14_a_request_that_computed_nothing_leaves_nothing() -> None:
     """Black-box case 14, for both beliefs."""
     index = ExactIndex([BlockSettings("warmroute", SIZE)] * 2, ROOMY)
     index.stored(1, BlocksStored((1,), None, (9,) * SIZE, SIZE))  # replica 1 tells

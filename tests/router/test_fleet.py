@@ -416,7 +416,7 @@ events = st.lists(
 
 @given(script=events, kind=st.sampled_from(sorted(POLICIES)))
 @settings(deadline=None, max_examples=80)
-def test_whatever_happens_every_counter_returns_to_zero(
+def test_K01_whatever_happens_every_counter_returns_to_zero(
     script: list[tuple[str, int, float]], kind: str
 ) -> None:
     fleet, flights, now = make_fleet(3, kind), [], 0.0

@@ -265,6 +265,36 @@ def test_more_load_never_makes_a_replica_cheaper(
     assert chooser.assess(asked, candidates)[0].total_s >= before * (1 - 1e-9)
 
 
+@given(case=fleets(), factor=st.sampled_from([1e-3, 0.5, 3.0, 1e4]))
+@settings(deadline=None)
+def test_times_scaled_by_a_constant_change_nothing(case: Case, factor: float) -> None:
+    """All takes ``factor`` times as long and arrives that much more rarely: all costs scale with it."""
+    asked, candidates = case
+    rows = policy("predicted_finish").assess(asked, candidates)
+    slower = []
+    for one in candidates:
+        ledger, fit = one.ledger, one.cost.fit
+        scaled = standing(
+            queued=ledger.queued,
+            decoding=ledger.decoding,
+            backlog=factor * ledger.backlog_s(0.0),
+            load=ledger.load,
+        )
+        cost = given_cost(factor * fit.prefill_per_token_s, factor * fit.step_fixed_s)
+        slower.append(candidate(one.index, scaled, cost))
+        slower[-1].room_price_s = factor * one.room_price_s
+    again = request(
+        asked.prompt_tokens,
+        asked.matched_tokens,
+        arrivals=asked.arrivals_per_replica_s / factor,
+        utilization=asked.fleet_utilization,
+        price=asked.decode_price,
+        copy_price=asked.copy_price,
+    )
+    for row, scaled_row in zip(rows, policy("predicted_finish").assess(again, slower), strict=True):
+        assert scaled_row.total_s == pytest.approx(factor * row.total_s, rel=1e-6, abs=1e-12)
+
+
 def test_stays_warm_when_idle_and_spills_when_home_is_swamped() -> None:
     candidates = [candidate(0), candidate(1)]
     asked = request(4_000, [3_500, 0], arrivals=1.0, price=0.1)

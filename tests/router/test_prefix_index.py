@@ -112,7 +112,7 @@ TestBounded = Bounded.TestCase
 TestBounded.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
-def test_tails_leave_before_heads_and_oldest_first() -> None:
+def test_K05_tails_leave_before_heads_and_oldest_first() -> None:
     index = PrefixIndex(1, UniformLayout(1), 6)
     old, new = chain(1, 2, 3, 4), chain(1, 2, 8, 9)
     index.insert(0, old)
@@ -122,7 +122,7 @@ def test_tails_leave_before_heads_and_oldest_first() -> None:
     assert index.match(chain(1, 2, 8, 9, 10)) == [5]
 
 
-def test_a_use_refreshes() -> None:
+def test_K06_a_use_refreshes() -> None:
     index = PrefixIndex(1, UniformLayout(1), 4)
     first, second = chain(1, 2), chain(3, 4)
     index.insert(0, first)

@@ -39,7 +39,7 @@ def ttft_by_window(made: list[Outcome]) -> dict[int, float]:
     return {window: mean(times) for window, times in windows.items()}
 
 
-def test_never_worse_than_round_robin_in_any_window(ours: tuple[list[Outcome], list[bool]]) -> None:
+def test_K16_never_worse_than_round_robin_in_any_window(ours: tuple[list[Outcome], list[bool]]) -> None:
     round_robin = ttft_by_window(outcomes("round_robin")[0])
     for window, ttft_s in ttft_by_window(ours[0]).items():
         assert ttft_s <= round_robin[window], f"seconds {window * WINDOW_S} on"

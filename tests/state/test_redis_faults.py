@@ -60,7 +60,7 @@ def test_frozen_and_thawed(caplog: pytest.LogCaptureFixture) -> None:
         with_redis(scenario)
 
 
-def test_killed_and_back_empty(caplog: pytest.LogCaptureFixture) -> None:
+def test_K09_killed_and_back_empty(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(server: RedisServer, members: Members) -> None:
         one, two = await members.pair()
         flights = [one.send(name) for name in range(3)] + [two.send(name) for name in range(10, 14)]

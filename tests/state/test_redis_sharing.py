@@ -54,7 +54,7 @@ def test_three_routers_and_their_ledgers_end_at_zero() -> None:
     with_redis(scenario)
 
 
-def test_B057_leases_of_a_dead_router_end_and_long_requests_stay_counted() -> None:
+def test_B057_K02_leases_of_a_dead_router_end_and_long_requests_stay_counted() -> None:
     async def scenario(server: RedisServer, members: Members) -> None:
         one, two = await members.pair()
         for name in range(200):

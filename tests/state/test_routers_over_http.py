@@ -267,7 +267,7 @@ def test_B117_without_redis_load_is_still_nearly_even(tmp_path: Path) -> None:
     with_site(tmp_path, scenario)
 
 
-def test_requests_go_on_while_redis_is_frozen_and_routers_find_each_other_again(tmp_path: Path) -> None:
+def test_K09_requests_go_on_while_redis_is_frozen_and_routers_find_each_other_again(tmp_path: Path) -> None:
     async def scenario(site: Site) -> None:
         one, two = await site.start_router(), await site.start_router()
         await site.all_sharing()

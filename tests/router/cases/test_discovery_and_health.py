@@ -294,12 +294,13 @@ def test_B031_a_second_sigterm_exits_at_once(tmp_path: Path) -> None:
     async def scenario(fake: FakeReplica) -> None:
         fake.default = _streaming_until(asyncio.Event())
         async with router_process(tmp_path, [fake], shutdown_timeout_s=60) as router:
-            await _begin_stream(router.address)
+            client = await _begin_stream(router.address)  # while it is open the router waits
             router.process.send_signal(signal.SIGTERM)
             await until(lambda: not _accepts(router.address))
             router.process.send_signal(signal.SIGTERM)
             assert await router.exit_code() == 1
             assert any("second signal" in line for line in router.log)
+            client.leave()
 
     _run(scenario)
 

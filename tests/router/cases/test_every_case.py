@@ -1,5 +1,6 @@
 """Every bug case of the router and of its load tests has a test named after its id, or stands here as open.
 
+B: public bug reports; K: the 21 black-box cases from routers that look at KV caches (``test_kv_routers.py``).
 ``pytest -k B147`` runs the tests of case B147, wherever they are.
 """
 
@@ -22,6 +23,7 @@ CASES = {
     "tenant isolation": "B007 B063 B090 B107 B119",
     "load-testing": "B029 B050 B051 B059 B087 B115 B116 B131",
     "metrics": "B027 B112 B113",
+    "kv routers": " ".join(f"K{number:02}" for number in range(1, 22)),
     "state sharing": "B022 B057 B084 B093 B109 B117 B118 B137",
 }
 OPEN = {}
@@ -34,7 +36,7 @@ def ids_in_test_names() -> set[str]:
         case
         for file in TESTS.rglob("test_*.py")
         for name in re.findall(r"def (test_\w+)", file.read_text(encoding="utf-8"))
-        for case in re.findall(r"(?<=_)B\d{3}(?=_|$)", name)
+        for case in re.findall(r"(?<=_)(?:B\d{3}|K\d{2})(?=_|$)", name)
     }
 
 
