@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from sim.bench import envoy
 from sim.demo.processes import free_ports, warmroute
 from sim.results import Slo
 
@@ -157,6 +158,9 @@ _VLLM = ("--log-level", "warning", *_SOON)
 RIVALS: tuple[tuple[str, str, Command], ...] = (
     ("nginx round_robin", "nginx", _nginx),
     ("haproxy round_robin", "haproxy", _haproxy),
+    ("envoy round_robin", "envoy", envoy.alone),
+    ("envoy endpoint-picker, bodies whole", "envoy", envoy.with_picker(envoy.BUFFERED)),
+    ("envoy endpoint-picker, bodies in pieces", "envoy", envoy.with_picker(envoy.STREAMED)),
     ("sglang-router round_robin", "sglang-router", _rust("round_robin", *_SGLANG)),
     ("sglang-router cache_aware", "sglang-router", _rust("cache_aware", *_SGLANG)),
     ("vllm-router round_robin", "vllm-router", _rust("round_robin", *_VLLM)),

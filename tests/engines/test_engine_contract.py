@@ -24,9 +24,13 @@ SAMPLES = Path(__file__).parent / "samples"
 KINDS = sorted(ENGINES)
 
 LOADS = {
-    "vllm": LoadReport("vllm", 0, 0, 0.0, 12_200.0, 1_920.0, 3_840, 32, "sha256"),
-    "warmroute": LoadReport("warmroute", 0, 0, 0.0, 0.0, 0.0, 65_536, 16, "warmroute"),
-    "sglang": LoadReport("sglang", 162, 2_826, 0.28, 8_128_902.0, 61_028.0, 20_480, 1),
+    "vllm": LoadReport(
+        "vllm", 0, 0, 0.0, 12_200.0, 1_920.0, 3_840, 0.92, block_size=32, hash_algorithm="sha256"
+    ),
+    "warmroute": LoadReport(
+        "warmroute", 0, 0, 0.0, 0.0, 0.0, 65_536, block_size=16, hash_algorithm="warmroute"
+    ),
+    "sglang": LoadReport("sglang", 162, 2_826, 0.28, 8_128_902.0, 61_028.0, 20_480, block_size=1),
     "llamacpp": LoadReport("llamacpp", 4, 46, capacity_tokens=1_024),
     "tgi": LoadReport("tgi", 4, 7),
     "openai": LoadReport("openai"),

@@ -23,7 +23,7 @@ SHORT = (
     *("--seconds", "0.3", "--rounds", "1", "--sizes", "2,32"),
     *("--connections", "4", "--streams", "6", "--events", "5", "--replicas", "2"),
 )
-PROGRAMS = ("nginx", "haproxy", "sglang-router", "vllm-router", "smg")
+PROGRAMS = ("nginx", "haproxy", "envoy", "sglang-router", "vllm-router", "smg")
 FAKE_RIVAL = f"""#!{sys.executable}
 import sys, uvloop
 from sim.bench.mock_replica import serve
@@ -119,7 +119,7 @@ def test_programs_are_found_as_environments_or_files_and_on_path(
         "sglang-router cache_aware",
         "smg cache_aware",
     ]
-    assert {one.name.split()[0] for one in absent} == {"haproxy", "vllm-router"}
+    assert {one.name.split()[0] for one in absent} == {"haproxy", "envoy", "vllm-router"}
     assert {name.split()[0] for name, _, _ in RIVALS} == set(PROGRAMS)
 
 

@@ -13,6 +13,7 @@ from tests.state.members import Member, Members, until, with_redis
 pytestmark = needs_redis
 
 TLS = Path(__file__).parents[1] / "fakes" / "tls"
+SOON = ("--repl-diskless-sync-delay", "0")
 CERT, KEY = str(TLS / "cert.pem"), str(TLS / "key.pem")
 
 
@@ -65,7 +66,7 @@ def test_sentinel_leads_to_the_new_master(tmp_path: Path, caplog: pytest.LogCapt
     caplog.set_level(logging.INFO, "warmroute.state")
 
     async def scenario(master: RedisServer, members: Members) -> None:
-        replica = RedisServer("--replicaof", f"127.0.0.1 {master.port}", "--repl-diskless-sync-delay", "0")
+        replica = RedisServer("--replicaof", "127.0.0.1", str(master.port), *SOON)
         await replica.start()
         await replica.until_role("slave")
         config = tmp_path / "sentinel.conf"
@@ -98,7 +99,7 @@ def test_sentinel_leads_to_the_new_master(tmp_path: Path, caplog: pytest.LogCapt
             await sentinel.kill()
             await replica.kill()
 
-    with_redis(scenario, "--repl-diskless-sync-delay", "0")
+    with_redis(scenario, *SOON)
 
 
 def test_cluster() -> None:

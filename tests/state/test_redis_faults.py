@@ -171,7 +171,7 @@ def test_a_read_only_replica_is_named_and_becoming_master_is_enough(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario(server: RedisServer, members: Members) -> None:
-        replica = RedisServer("--replicaof", f"127.0.0.1 {server.port}", "--repl-diskless-sync-delay", "0")
+        replica = RedisServer("--replicaof", "127.0.0.1", str(server.port), "--repl-diskless-sync-delay", "0")
         await replica.start()
         try:
             await replica.until_role("slave")
