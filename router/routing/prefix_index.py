@@ -125,8 +125,10 @@ class PrefixIndex:
         if not length:
             return
         bit = self._bits[replica]
-        known = self._root.children.get(keys[0])
-        space = self._spaces.entered(replica, None if known is None else known.space, tenant)
+        space = self._nobodys
+        if tenant is not None or replica not in space.rings:
+            known = self._root.children.get(keys[0])
+            space = self._spaces.entered(replica, None if known is None else known.space, tenant)
         above = space.rings[replica]  # its holds on the path stand below each other, from the newest down
         top = bottom = above  # what stands so already and moves there together; nothing where it is ``above``
         node, depth = self._root, 0
@@ -145,7 +147,10 @@ class PrefixIndex:
                 bottom = top = child.new_hold(replica, bit)
                 bottom.link(above)
                 above = bottom
-                self._count(replica, space, self._end(child.stop) - self._end(child.start))
+                units = self._end(child.stop) - self._end(child.start)
+                self._held[replica] += units
+                if space is not self._nobodys:
+                    space.count(replica, units)
             else:
                 hold = bottom.older
                 if hold is child or (isinstance(hold, OtherHold) and hold.node is child):
@@ -240,7 +245,10 @@ class PrefixIndex:
         The node they are in.
         """
         bit = self._bits[replica]
-        self._count(replica, space, self._end(len(keys)) - self._end(depth))
+        units = self._end(len(keys)) - self._end(depth)
+        self._held[replica] += units
+        if space is not self._nobodys:
+            space.count(replica, units)
         if parent is not self._root and parent.mask == bit and not parent.children:
             parent.keys.extend(keys[depth:])
             return parent
@@ -248,12 +256,6 @@ class PrefixIndex:
         parent.add_child(node)
         node.new_hold(replica, bit).link(above)
         return node
-
-    def _count(self, replica: int, space: Space, units: int) -> None:
-        """``replica`` holds so many more units there."""
-        self._held[replica] += units
-        if space is not self._nobodys:
-            space.held[replica] = space.held.get(replica, 0) + units
 
     def _split(self, node: Node, blocks: int) -> Node:
         """Cut ``node`` after ``blocks`` blocks; the new upper part is returned, ``node`` is the tail."""
@@ -279,7 +281,10 @@ class PrefixIndex:
         parent = node.parent
         assert parent is not None
         node.release(replica, self._bits[replica])
-        self._count(replica, node.space, self._end(node.start) - self._end(node.stop))
+        units = self._end(node.stop) - self._end(node.start)
+        self._held[replica] -= units
+        if node.space is not self._nobodys:
+            node.space.count(replica, -units)
         if not node.mask:
             parent.drop_child(node)
             node.parent = None

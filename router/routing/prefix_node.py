@@ -62,6 +62,10 @@ class Space:
         self.held: dict[int, int] = {}
         """Units; kept for those that have a name."""
 
+    def count(self, replica: int, units: int) -> None:
+        """``replica`` holds so many more there."""
+        self.held[replica] = self.held.get(replica, 0) + units
+
     def add_ring(self, replica: int) -> None:
         """``replica`` is about to hold something there."""
         ring = self.rings[replica] = Hold(replica)

@@ -77,12 +77,15 @@ class Rig:
     def booked(self) -> dict[str, float]:
         """Everything that must be zero when nothing is in flight."""
         ledgers = [replica.ledger for replica in self.fleet.replicas]
+        quotas = self.fleet.tenants.quotas.values()
         return {
             "in_flight": self.counters.in_flight,
             "held": self.fleet.held,
             "queued": sum(ledger.queued for ledger in ledgers),
             "decoding": sum(ledger.decoding for ledger in ledgers),
             "outstanding_tokens": sum(ledger.outstanding_tokens for ledger in ledgers),
+            "tenants_in_flight": sum(quota.in_flight for quota in quotas),
+            "tenants_held": sum(quota.held for quota in quotas),
         }
 
 

@@ -228,6 +228,21 @@ def test_so_many_at_once_and_each_end_makes_room() -> None:
     with_rig(scenario, tenants=limited(concurrent=2))
 
 
+def test_without_redis_each_of_several_routers_keeps_to_its_part() -> None:
+    async def scenario(rig: Rig) -> None:
+        assert rig.fleet.tenants.quotas["acme"].share == 0.5
+        rig.replica.default = [Hang()]
+        clients = [await rig.client() for _ in range(2)]
+        for client in clients:
+            await client.post(CHAT_STREAM, **A)
+        await until(lambda: len(rig.replica.requests) == 2)
+        assert code(await rig.ask(**A)) == (429, "tenant_concurrent")
+        for client in clients:
+            client.leave()
+
+    with_rig(scenario, tenants={**limited(concurrent=4), "routers": 2})
+
+
 def test_B078_what_is_turned_away_takes_no_slot() -> None:
     """Limits of one: after an unknown model, bad bodies, a time-out, the valid request succeeds at once."""
 
