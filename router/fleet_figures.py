@@ -33,7 +33,7 @@ def traffic_figures(
     fleet: dict[str, Any], earlier: dict[str, Any] | None, elapsed_s: float
 ) -> dict[str, Any]:
     """This router's traffic. Rate and TTFT are of the ``elapsed_s`` since ``earlier``, which the same run of
-    the router told; without it the rate is None and TTFT since start."""
+    the router told, as is the share of spills; without it they are since start, and the rate is None."""
     traffic = fleet["traffic"]
     before = None if earlier is None else earlier["traffic"]
     counts = traffic["ttft"]["counts"]
@@ -50,6 +50,10 @@ def traffic_figures(
         },
         "hit_share": _share(traffic["cached_tokens"], traffic["prompt_tokens"]),
         "spills": fleet["spills"],
+        "spill_share": _share(
+            fleet["spills"] - (0 if earlier is None else earlier["spills"]),
+            sum(traffic["decisions"].values()) - (0 if before is None else sum(before["decisions"].values())),
+        ),
         "decisions": traffic["decisions"],
         "saved_prefill_s": fleet["saved_prefill_s"],
         "retries": traffic["retries"],
@@ -81,13 +85,43 @@ def replica_figures(replica: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def fleet_figures(
-    fleet: dict[str, Any], earlier: dict[str, Any] | None = None, elapsed_s: float = 0.0
+def tenant_figures(
+    tenant: dict[str, Any], earlier: dict[str, Any] | None, elapsed_s: float
 ) -> dict[str, Any]:
-    """Everything: ``traffic``, ``replicas`` and ``state`` (how routers share)."""
+    """One tenant's row: what it uses at all routers, and how it fares at this one."""
+    used = tenant["fleet"]
+
+    def rate(key: str) -> float | None:
+        return None if earlier is None else (used[key] - earlier["fleet"][key]) / elapsed_s
+
+    return {
+        "tenant": tenant["name"],
+        "in_flight": used["in_flight"],
+        "held": tenant["held"],
+        "requests_per_s": rate("requests"),
+        "tokens_per_s": rate("charged_tokens"),
+        "hit_share": _share(tenant["cached_tokens"], tenant["prompt_tokens"]),
+        "turned_away": tenant["turned_away"],
+    }
+
+
+def fleet_figures(
+    fleet: dict[str, Any],
+    earlier: dict[str, Any] | None = None,
+    elapsed_s: float = 0.0,
+    *,
+    decisions: Sequence[dict[str, Any]] = (),
+    prefixes: Sequence[dict[str, Any]] = (),
+) -> dict[str, Any]:
+    """Everything: ``traffic``, ``replicas``, ``tenants``, ``state`` (how routers share), and what
+    ``/decisions`` and ``/prefixes`` told."""
+    before = {} if earlier is None else {one["name"]: one for one in earlier["tenants"]}
     return {
         "traffic": traffic_figures(fleet, earlier, elapsed_s),
         "replicas": [replica_figures(replica) for replica in fleet["replicas"]],
+        "tenants": [tenant_figures(one, before.get(one["name"]), elapsed_s) for one in fleet["tenants"]],
+        "prefixes": list(prefixes),
+        "decisions": list(decisions),
         "state": fleet["state"],
     }
 

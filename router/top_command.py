@@ -16,6 +16,9 @@ from router.top_view import lines, picture
 
 WINDOW_S = 60.0
 """Rates and TTFT are of what was seen for so long."""
+DECISIONS = 8
+PREFIXES = 3
+"""So many of each are shown."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Watch:
-    """Looks at ``/fleet`` and remembers what the last minute's figures need."""
+    """Looks at ``/fleet``, ``/decisions`` and ``/prefixes``; remembers what a minute's figures need."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
@@ -53,7 +56,7 @@ class Watch:
     def look(self) -> dict[str, Any]:
         """The fleet's figures. Raises ``OSError`` if nobody answers, ``ValueError`` if it is no router."""
         fleet = orjson.loads(ask_admin(f"{self._url}/fleet"))
-        if not isinstance(fleet, dict) or not {"traffic", "replicas", "state"} <= fleet.keys():
+        if not isinstance(fleet, dict) or not {"traffic", "replicas", "tenants", "state"} <= fleet.keys():
             raise ValueError(f"{self._url} is not the admin port of a router of this version")
         now = time.monotonic()
         while len(self._seen) > 1 and self._seen[0][0] < now - WINDOW_S:
@@ -62,7 +65,9 @@ class Watch:
             self._seen.clear()  # the router was restarted
         since, earlier = self._seen[0] if self._seen else (now, None)
         self._seen.append((now, fleet))
-        return fleet_figures(fleet, earlier, now - since)
+        decisions = orjson.loads(ask_admin(f"{self._url}/decisions?limit={DECISIONS}"))["decisions"]
+        prefixes = orjson.loads(ask_admin(f"{self._url}/prefixes"))["prefixes"][:PREFIXES]
+        return fleet_figures(fleet, earlier, now - since, decisions=decisions, prefixes=prefixes)
 
 
 def _follow(args: argparse.Namespace, watch: Watch) -> None:

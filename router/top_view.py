@@ -37,6 +37,7 @@ def picture(figures: dict[str, Any]) -> RenderableType:
             cells[credit].stylize("bold red")
         table.add_row(Text(name), Text(f"{sign} {row['health']}", style=style), *cells)
     parts: list[RenderableType] = [Text(_traffic_line(figures["traffic"])), table]
+    parts += [Text(line) for line in _rest(figures)]
     return Group(*parts, Text(_state_line(figures["state"]), style="dim"))
 
 
@@ -45,7 +46,44 @@ def lines(figures: dict[str, Any]) -> list[str]:
     out = [_traffic_line(figures["traffic"])]
     for row in figures["replicas"]:
         out.append("  ".join(f"{name}: {cell}" for name, cell in zip(_COLUMNS, _cells(row), strict=True)))
-    return [*out, _state_line(figures["state"])]
+    return [*out, *_rest(figures), _state_line(figures["state"])]
+
+
+def _rest(figures: dict[str, Any]) -> list[str]:
+    """Tenants, the hottest prefixes, the last decisions: a line each."""
+    return [
+        *map(_tenant_line, figures["tenants"]),
+        *map(_prefix_line, figures["prefixes"]),
+        *map(_decision_line, figures["decisions"]),
+    ]
+
+
+def _tenant_line(tenant: dict[str, Any]) -> str:
+    rates = [tenant[f"{what}_per_s"] for what in ("requests", "tokens")]
+    requests, tokens = ("-" if rate is None else f"{rate:,.1f}" for rate in rates)
+    return (
+        f"tenant {_safe(tenant['tenant'])}: {tenant['in_flight']} in flight, {tenant['held']} held, "
+        f"{requests} requests/s, {tokens} tokens/s, hit share {_percent(tenant['hit_share'])}, turned away: "
+        f"{_counts(tenant['turned_away']) or 'none'}"
+    )
+
+
+def _prefix_line(prefix: dict[str, Any]) -> str:
+    homes = ", ".join(map(_safe, prefix["replicas"])) or "nobody"
+    return (
+        f"prefix {prefix['prefix']}: {prefix['requests']} of the last requests, {_tokens(prefix['tokens'])} "
+        f"tokens, on {homes}"
+    )
+
+
+def _decision_line(one: dict[str, Any]) -> str:
+    status = "tried again" if one["retried"] else "runs" if one["status"] is None else str(one["status"])
+    ttft = "" if one["ttft_ms"] is None else f", first token {one['ttft_ms']:.0f} ms"
+    return (
+        f"{one['age_s']:5.1f} s ago  {one['reason']:<8} {_safe(one['replica'])}: "
+        f"saves {one['saved_ms']:.0f} ms, waits {one['wait_ms']:.0f} ms; {status}{ttft}  "
+        f"{_safe(one['request_id'])}"
+    )
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -71,7 +109,8 @@ def _traffic_line(traffic: dict[str, Any]) -> str:
     return (
         f"{traffic['requests']} requests" + ("" if rate is None else f" ({rate:.1f}/s)") + f", "
         f"{traffic['in_flight']} in flight, {traffic['held']} held; TTFT p50 / p90 / p99 {ttft}; "
-        f"hit share {_percent(traffic['hit_share'])}, {traffic['spills']} spills "
+        f"hit share {_percent(traffic['hit_share'])}, {traffic['spills']} spills, "
+        f"{_percent(traffic['spill_share'])} lately "
         f"({_counts(traffic['decisions']) or 'no decisions'}); {traffic['retries']} retries, "
         f"{traffic['broken_streams']} broken streams, errors: {_counts(traffic['errors']) or 'none'}"
     )

@@ -243,17 +243,30 @@ def test_what_needs_attention_stands_first_and_names_its_alert() -> None:
 @needs_chromium
 def test_tenants_are_shown_where_there_are_some() -> None:
     async def scenario(rig: RouterRig) -> None:
+        rig.replica.default = ANSWER
         async with chromium(_url(rig)) as page:
-            await page.until("document.querySelectorAll('#replicas tr').length === 1")
-            assert await page.evaluate("byId('tenants-part').hidden && byId('to-tenants').hidden")
-            await page.evaluate(f"drawTenants({json.dumps(TENANTS)})")
-            plain, hostile = await _cards(page, "#tenants")
-            assert plain["In flight"] == "6of 8, 50.0% of it here; 1 held here"
-            assert plain["Hit share"].startswith("25.0%") and plain["TTFT mean"].startswith("120 ms")
-            assert plain["Tokens/s"].endswith("no limit") and plain["Turned away"] == "3tenant_rate 3"
-            assert hostile["Tenant"] == "<b>chat</b>weight 2.0"
+            await page.until("document.querySelectorAll('#tenants tr').length > 0")
+            for _ in range(3):
+                await rig.ask(CHAT_STREAM, Authorization="Bearer sk-a")
+            await page.until(f"{CARDS}('#tenants').some((one) => one['Turned away'].startsWith('1'))")
+            rows = {one["Tenant"]: one for one in await _cards(page, "#tenants")}
+            acme = rows["acme"]
+            assert acme["In flight"] == "0of 8; 0 held here" and acme["Hit share"] == "75.0%last minute"
+            assert acme["Turned away"].startswith("1tenant") and acme["Requests/s"].endswith("of 2/s")
+            assert acme["Tokens/s"].endswith("no limit") and "boltweight 2.0" in rows
+            await page.until("document.querySelectorAll('#decisions tr').length === 2")
+            assert {one["Replica"] for one in await _cards(page, "#decisions")} == {"r0m · acme"}
+            await page.evaluate("document.getElementById('tenant-filter').focus()")
+            await page.type("acme")
+            await page.until("document.querySelectorAll('#tenants tr').length === 1")
+            assert not page.problems
 
-    with_router(scenario)
+    limits = {"requests_per_s": 2, "concurrent": 8}
+    members = [
+        {"name": "acme", "keys": ["sk-a"], "limits": limits},
+        {"name": "bolt", "keys": ["sk-b"], "weight": 2},
+    ]
+    with_router(scenario, tenants={"salt_secret": "a-secret-of-more-than-16", "members": members})
 
 
 @needs_chromium
@@ -261,6 +274,7 @@ def test_every_part_is_reached_by_the_keyboard() -> None:
     async def scenario(rig: RouterRig) -> None:
         async with chromium(_url(rig)) as page:
             await page.until("document.querySelectorAll('#replicas tr').length === 1")
+            assert await page.evaluate("byId('tenants-part').hidden && byId('to-tenants').hidden")
             wanted = "button, input, select, textarea, a[href], [tabindex='0']"
             wanted = f"[...document.querySelectorAll(`{wanted}`)].filter((one) => one.checkVisibility())"
             await page.evaluate(

@@ -49,7 +49,10 @@ def test_tells_the_fleet_once_as_json_and_as_lines(capsys: pytest.CaptureFixture
         assert (replica["replica"], replica["health"], replica["hit_share"]) == ("r0", "healthy", 0.75)
         assert replica["decisions"] == {"only": 1} and replica["errors"] == 0
         assert await asyncio.to_thread(main, ["top", "--url", url, "--once"]) == 0
-        traffic, row, state = capsys.readouterr().out.splitlines()
+        (decision,) = told["decisions"]
+        assert (decision["reason"], decision["status"], decision["replica"]) == ("only", 200, "r0")
+        traffic, row, shown, state = capsys.readouterr().out.splitlines()
+        assert "only     r0: saves 0 ms, waits 0 ms; 200, first token" in shown
         assert "1 requests, 0 in flight" in traffic and "(only 1)" in traffic
         assert "replica: r0  health: healthy" in row and "hit share: 75.0%" in row
         assert state == "one router: state is shared with nobody"
@@ -71,6 +74,29 @@ def test_rate_and_ttft_are_of_what_it_has_seen() -> None:
         assert third["requests_per_s"] > 0.0 and third["ttft_s"]["p50"] is not None
 
     with_router(scenario)
+
+
+def test_tenants_and_hot_prefixes_are_told() -> None:
+    async def scenario(rig: RouterRig) -> None:
+        rig.replica.default = ANSWER
+        watch = Watch(f"http://{rig.router.admin.address}")
+        await asyncio.to_thread(watch.look)
+        body = {**CHAT_STREAM, "messages": [{"role": "user", "content": "word " * 1_000}]}
+        for _ in range(3):
+            await rig.ask(body, Authorization="Bearer sk-a")
+        assert (await rig.ask(body, Authorization="Bearer sk-a")).status == 429
+        figures = await asyncio.to_thread(watch.look)
+        tenant = next(one for one in figures["tenants"] if one["tenant"] == "acme")
+        assert sum(tenant["turned_away"].values()) == 1
+        assert tenant["requests_per_s"] > 0 and tenant["hit_share"] == 0.75
+        (prefix,) = figures["prefixes"]
+        assert prefix["requests"] == 3
+        shown = "\n".join(lines(figures))
+        assert "tenant acme: 0 in flight, 0 held, " in shown and f"prefix {prefix['prefix']}: 3 of" in shown
+        assert "tenant acme" in _shown(figures)
+
+    members = [{"name": "acme", "keys": ["sk-a"], "limits": {"requests_per_s": 3}}]
+    with_router(scenario, tenants={"salt_secret": "a-secret-of-more-than-16", "members": members})
 
 
 def test_a_restarted_router_is_looked_at_anew() -> None:

@@ -35,7 +35,7 @@ function decisionRow(one) {
   let row = decisionRows.get(one.number);
   if (!row) {
     const time = new Date(Date.now() - 1000 * one.age_s).toLocaleTimeString("en-GB");
-    row = words(element("tr"), ["When, request", time, one.request_id], ["Reason", one.reason], ["Replica", one.replica, one.model || ""],
+    row = words(element("tr"), ["When, request", time, one.request_id], ["Reason", one.reason], ["Replica", one.replica, [one.model, one.tenant].filter(Boolean).join(" · ")],
       ["Saved ms", number(one.saved_ms)], ["Wait ms", number(one.wait_ms), `+ ${number(one.prefill_ms)} prefill`], ["Why", why(one)], ["Outcome", ""]);
     decisionRows.set(one.number, row);
   }
@@ -46,7 +46,7 @@ function decisionRow(one) {
 function drawDecisions() {
   const wanted = byId("decision-filter").value.trim().toLowerCase(), reason = byId("reason").value;
   const shown = decisions.filter((one) => (!reason || one.reason === reason) &&
-    [one.replica, one.request_id, one.model, one.status].join(" ").toLowerCase().includes(wanted));
+    [one.replica, one.request_id, one.model, one.tenant, one.status].join(" ").toLowerCase().includes(wanted));
   const there = new Set(decisions.map((one) => one.number));
   for (const old of [...decisionRows.keys()]) if (!there.has(old)) decisionRows.delete(old);
   arrange(byId("decisions"), shown.slice(0, SHOWN_DECISIONS).map(decisionRow));
@@ -61,7 +61,7 @@ function drawPrefixes(told) {
     : `The last ${number(told.requests)} prompts have nothing in common.`);
   byId("prefixes-box").hidden = !told.prefixes.length;
   byId("prefixes").replaceChildren(...told.prefixes.map((one) => words(element("tr"),
-    ["Prefix", `${one.prefix} …`, one.model || ""],
+    ["Prefix", `${one.prefix} …`, [one.model, one.tenant].filter(Boolean).join(" · ")],
     ["Requests", number(one.requests), percent(one.requests, told.requests), one.requests / told.requests],
     ["Tokens", number(one.tokens)],
     ["Cold prefill", one.prefill_ms === null ? "–" : seconds(one.prefill_ms / 1000)],
