@@ -116,7 +116,9 @@ def lines(result: dict[str, Any]) -> list[str]:
     if result["kv"] is not None:
         out.append(kv_route_line(result["kv"]))
     best = result["best_other"]
-    if best is not None:
+    if best is not None and not any((best["saved_ms"], best["extra_wait_ms"], best["total_more_ms"])):
+        out.append(f"{best['replica']} would be as good")
+    elif best is not None:
         out.append(
             f"against {best['replica']}: {best['saved_ms']:.1f} ms less prefill "
             f"for {best['extra_wait_ms']:.1f} ms more queue, {best['total_more_ms']:.1f} ms less in total"

@@ -74,9 +74,7 @@ class Decider:
     ) -> Decision:
         """Where ``prompt`` goes. ``two_steps``: it can be prefilled apart. Raises ``NoReplica``."""
         rule = self.rule(policy)
-        found = self._replicas.candidates(prompt.model, tried, within)
-        levels = self._caches.levels(prompt)
-        request = self._request(prompt, now, session, levels)
+        found, request, levels = self._asked(prompt, now, tried, session, within)
         if levels and (crowd := self.hot.price(request, prompt, levels)) is not None and not tried:
             self.hot.heated(crowd.keys, crowd.prefill_s, now)
             if self.journal is not None:
@@ -112,9 +110,14 @@ class Decider:
         return self._pools.answerer(self.rule(policy), request, found, levels, source)
 
     def _asked(
-        self, prompt: Prompt, now: float, tried: Collection[int], session: str | None = None
+        self,
+        prompt: Prompt,
+        now: float,
+        tried: Collection[int],
+        session: str | None = None,
+        within: Collection[int] | None = None,
     ) -> tuple[Candidates, RoutingRequest, list[tuple[int, int]]]:
-        found = self._replicas.candidates(prompt.model, tried)
+        found = self._replicas.candidates(prompt.model, tried, within)
         levels = self._caches.levels(prompt)
         return found, self._request(prompt, now, session, levels), levels
 
@@ -157,10 +160,8 @@ class Decider:
 
         Raises ``NoReplica``.
         """
-        found = self._replicas.candidates(prompt.model, ())
+        found, request, levels = self._asked(prompt, now, (), session)
         candidates = found.replicas
-        levels = self._caches.levels(prompt)
-        request = self._request(prompt, now, session, levels)
         if levels:
             self.hot.price(request, prompt, levels)
         rule = self.rule(policy)

@@ -141,3 +141,12 @@ def test_explain_shows_what_its_figures_are_made_of() -> None:
         assert row["step_ms"] == pytest.approx(step, rel=1e-3)
     assert shown["candidates"][0]["cost"] != shown["candidates"][1]["cost"]
     assert any(line.startswith("there: prefill ") for line in lines(shown))
+
+
+def test_explain_says_of_equals_that_they_are() -> None:
+    fleet = fleet_of()
+    for replica in fleet.replicas:
+        fleet.probe_succeeded(replica.index, 0.0)
+    shown = lines(explanation(fleet, *fleet.explain(Prompt(keys=[1, 2], units=600), 0.0)))
+    assert sum(line.endswith(" would be as good") for line in shown) == 1
+    assert not any(line.startswith("against ") for line in shown)

@@ -2,7 +2,11 @@
 
 import asyncio
 import random
+import time
 
+import pytest
+
+from router.routing.in_flight import InFlight
 from tests.fakes.redis_server import RedisServer, needs_redis
 from tests.fakes.slow_link import slow_link
 from tests.state.members import Members, until, with_redis
@@ -59,6 +63,47 @@ def test_B119_replies_that_come_after_their_time_meet_nobody() -> None:
             assert one.report.malformed == two.report.malformed == 0
 
     with_redis(scenario)
+
+
+@pytest.mark.parametrize("delay_s", [0.1, 0.2], ids=["B119's 100 ms", "B014's 200 ms"])
+def test_B014_B119_five_hundred_requests_cut_at_any_moment_are_told_of_exactly(delay_s: float) -> None:
+    """Two routers at once; in the end each believes of the other what is open there, and then nothing."""
+
+    async def scenario(server: RedisServer, members: Members) -> None:
+        rng = random.Random(1)
+        async with slow_link(server.port) as link:
+            url = f"redis://127.0.0.1:{link.port}"
+            one, two = await members.start(url=url), await members.start(url=url)
+            await until(lambda: bool(two.report.peers and one.report.peers))
+            link.delay_s = delay_s
+            open_flights: dict[bool, list[InFlight]] = {True: [], False: []}
+            for number in range(500):
+                first = rng.random() < 0.5
+                member, flights = (one if first else two), open_flights[first]
+                flights.append(member.send(number))
+                while flights and rng.random() < 0.5:
+                    flight = flights.pop(rng.randrange(len(flights)))
+                    match rng.randrange(4):
+                        case 0:
+                            member.end(flight)
+                        case 1:
+                            member.fleet.first_token(flight, time.monotonic())
+                            member.fleet.cancelled(flight, time.monotonic())
+                        case _:
+                            member.fleet.cancelled(flight, time.monotonic())
+                if number % 25 == 0:
+                    await asyncio.sleep(0)  # some is on its way while the rest begins
+            open_now = [flight.replica.index for flights in open_flights.values() for flight in flights]
+            expected = [open_now.count(replica) for replica in range(len(one.in_flight()))]
+            assert sum(expected) > 10
+            await until(lambda: one.in_flight() == two.in_flight() == expected)
+            for first, flights in open_flights.items():
+                for flight in flights:
+                    (one if first else two).end(flight)
+            await until(lambda: sum(one.in_flight()) == sum(two.in_flight()) == 0)
+            assert one.report.malformed == two.report.malformed == 0
+
+    with_redis(scenario, timeout_ms=2_000.0, lease_s=5.0)
 
 
 def test_B137_routers_stopped_at_any_moment_leave_no_connection() -> None:
