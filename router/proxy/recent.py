@@ -3,9 +3,11 @@
 from collections import deque
 
 from router.routing.decision import Decision
-from router.routing.prompt_blocks import Prompt
+from router.routing.prompt_blocks import UNREADABLE, Prompt
 
 KEPT = 256
+LONGEST_MODEL = 256
+"""Characters. A prompt whose model's name is longer is not kept: clients write what they like there."""
 
 
 class RecentDecision:
@@ -44,6 +46,8 @@ class Recent:
     ) -> RecentDecision:
         """A request goes to ``replica``; whoever knows how it ends says so in what is returned."""
         self._count += 1
+        if prompt.model is not None and len(prompt.model) > LONGEST_MODEL:
+            prompt = UNREADABLE
         row = RecentDecision(self._count, at, request_id, replica, decision, prompt)
         self.rows.append(row)
         return row

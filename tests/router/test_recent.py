@@ -6,8 +6,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.proxy.recent import KEPT
+from router.proxy.recent import KEPT, Recent
 from router.proxy.shared_prefixes import PARTS_BELOW, SharedPrefixes
+from router.routing.decision import Decision, Reason
 from router.routing.prompt_blocks import Prompt
 from tests.fakes.fake_replica import DONE_EVENT, LAST_CHUNK, STREAM_HEAD, Close, Hang, Send, chunk, delta
 from tests.fakes.proxy_rig import CHAT, CHAT_STREAM, until
@@ -62,6 +63,15 @@ def test_a_request_that_is_tried_again_has_two_and_one_that_runs_no_status() -> 
         assert (await told(rig))[0]["status"] == 499
 
     with_router(scenario, replicas=2)
+
+
+def test_a_long_name_of_a_model_is_not_kept() -> None:
+    """Where replicas do not tell their models any name is routed, and as long as a body."""
+    recent, decision = Recent(), Decision(0, Reason.COLD)
+    for model in ("m" * 256, "x" * 1_000_000):
+        recent.decided(1.0, b"id", "r0", decision, Prompt(keys=[1], units=300, model=model))
+    assert [row.prompt.model for row in recent.rows] == ["m" * 256, None]
+    assert [list(row.prompt.keys) for row in recent.rows] == [[1], []]
 
 
 def test_it_is_bounded_and_limits_are_checked() -> None:
