@@ -1,5 +1,6 @@
 """The locust users see tokens as they come and count every incomplete answer as a failure."""
 
+import doctest
 import json
 import os
 import subprocess
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.load import user_counts
 
 ROOT = Path(__file__).resolve().parents[1]
 GAP_S = 0.2
@@ -226,6 +229,11 @@ def test_rag_users_share_popular_documents_and_no_history() -> None:
     first = [body["messages"][1]["content"].split(".")[0] for body in bodies]
     assert len(set(first)) > 1 and first.count("Document 0") >= 1
     assert len({body["messages"][1]["content"] for body in bodies}) == len(bodies)
+
+
+def test_ramps_and_spikes_are_what_their_examples_say() -> None:
+    assert doctest.testmod(user_counts).attempted == 2
+    assert doctest.testmod(user_counts).failed == 0
 
 
 def test_a_spike_comes_and_goes_and_reports_are_kept(tmp_path: Path) -> None:
