@@ -58,7 +58,12 @@ def _state(fleet: Fleet, name: str, quota: Quota, counted: TenantCounters) -> di
 
 
 def tenant_metrics(fleet: Fleet, counters: Counters) -> Iterator[Metric]:
-    """Nothing where no tenants are configured."""
+    """Where no tenants are configured, only that their file was not refused."""
+    yield CounterMetricFamily(
+        "warmroute_tenant_file_failures",
+        "Changes of the tenants' file that were refused.",
+        value=counters.failed_tenant_files,
+    )
     quotas = fleet.tenants.quotas
     if not quotas:
         return
@@ -99,11 +104,6 @@ def tenant_metrics(fleet: Fleet, counters: Counters) -> Iterator[Metric]:
     for label, (count, total_s) in ttft.items():
         summary.add_metric([label], count, total_s)
     yield summary
-    yield CounterMetricFamily(
-        "warmroute_tenant_file_failures",
-        "Changes of the tenants' file that were refused.",
-        value=counters.failed_tenant_files,
-    )
 
 
 class _Sums:

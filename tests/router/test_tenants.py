@@ -11,13 +11,24 @@ import pytest
 from replica.contract.cache_salt import derived_salt, is_signed
 from router.config import ConfigError, RouterConfig, parse_config
 from router.tenants_file import read_tenants
-from tests.fakes.fake_replica import Hang, Send, sized
+from tests.fakes.fake_replica import (
+    DONE_EVENT,
+    LAST_CHUNK,
+    STREAM_HEAD,
+    Hang,
+    Send,
+    Wait,
+    chunk,
+    delta,
+    sized,
+)
 from tests.fakes.proxy_rig import CHAT, CHAT_STREAM, Rig, until, with_rig
 from tests.fakes.raw_client import RawAnswer
 from tests.fakes.router_rig import RouterRig, with_router
 from warmroute import main
 
 SECRET = "a secret of more than 16".replace(" ", "-")
+REST = chunk(delta(None, finish="stop")) + chunk(DONE_EVENT) + LAST_CHUNK
 A, B = {"Authorization": "Bearer sk-a"}, {"Authorization": "Bearer sk-b"}
 
 
@@ -413,6 +424,30 @@ def test_a_changed_file_is_used_and_a_broken_one_is_not(tmp_path: Path) -> None:
 
     with pytest.raises(AssertionError, match="names must differ; twice: acme"):  # logged once, as an error
         with_router(scenario, tenants={"salt_secret": SECRET, "file": str(path), "interval_s": 0.02})
+
+
+def test_a_tenant_that_is_taken_out_keeps_what_it_began(tmp_path: Path) -> None:
+    async def scenario(rig: RouterRig) -> None:
+        gate = asyncio.Event()
+        rig.replica.default = [Send(STREAM_HEAD + chunk(delta("a"))), Wait(gate), Send(REST)]
+        client = await rig.client()
+        await client.post(CHAT_STREAM, **B)
+        assert (await client.head()).status == 200
+        await rig.reload(rig.entry(0), tenants=tenants({"name": "acme", "keys": ["sk-a"]}))
+        book = rig.router.fleet.tenants
+        assert book.quotas["bolt"].in_flight == 1 and (await rig.ask(CHAT, **B)).status == 401
+        gate.set()
+        while await client.chunk():
+            pass
+        await until(lambda: book.quotas["bolt"].in_flight == 0)
+        await rig.reload(rig.entry(0), tenants=tenants({"name": "acme", "keys": ["sk-a"]}))
+        assert list(book.quotas) == list(rig.router.counters.tenants) == ["public", "acme"]
+        rig.replica.default = [Send(sized(b"{}"))]
+        await rig.reload(rig.entry(0), tenants=None)
+        assert (await rig.ask(CHAT)).status == 200 and not book.quotas
+        assert (await rig.admin("/fleet")).json()["tenants"] == []
+
+    with_router(scenario, tenants=tenants())
 
 
 def parsed(**keys: Any) -> RouterConfig:
