@@ -39,7 +39,7 @@ class ReplicaConfig(Section):
     """One replica."""
 
     model: Annotated[str, Field(min_length=1)]
-    """``smollm2``, ``tiny``, a .gguf file, or a Hugging Face folder."""
+    """``smollm2``, ``tiny``, ``tiny-hybrid``, a .gguf file, or a Hugging Face folder."""
     listen: Annotated[str, AfterValidator(host_and_port)] = "127.0.0.1:8000"
     """HOST:PORT; port 0 takes a free one."""
     served_model_name: str | None = None
@@ -63,6 +63,8 @@ class ReplicaConfig(Section):
     cache: CacheConfig = CacheConfig()
     tiers: TiersConfig | None = None
     """Memory below the KV cache's; none unless set."""
+    state_slots: PositiveInt | None = None
+    """Recurrent states kept, of running requests and for restarts; twice ``max_running`` unless set."""
     max_running: PositiveInt = 32
     """Requests in one step."""
     max_batched_tokens: PositiveInt = 512

@@ -4,6 +4,7 @@ import random
 import time
 from collections import abc
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -11,6 +12,9 @@ from replica.batch import Batch, Work
 from replica.contract.kv_events import CacheEvent
 from replica.contract.load_report import LoadReport
 from replica.engine_limits import EngineLimits
+from replica.kv_cache.cache import Cache
+from replica.kv_cache.hybrid_cache import HybridCache
+from replica.kv_cache.state_checkpoints import StateCheckpoints
 from replica.kv_cache.tier_settings import TierCounters
 from replica.model.load import LoadedModel
 from replica.model.reply_text import ReplyText
@@ -52,13 +56,24 @@ class Engine:
         Raises OSError when the folder of the disk tier cannot be used, ValueError for a tier below one block.
         """
         self.limits = limits
-        cache = limits.make_cache()
+        kv_cache = limits.make_cache()
+        cache: Cache[Any] = kv_cache
+        self._states: StateCheckpoints | None = None
+        if model.shape.recurrent:
+            if limits.tiers is not None:
+                raise ValueError(
+                    f"model {model.name} has recurrent layers, whose states stay on the device: KV below "
+                    "it would never be hit; remove tiers"
+                )
+            self._states = limits.make_states()
+            cache = HybridCache(kv_cache, self._states)
         self._runner = ModelRunner(
             model,
             blocks=cache.blocks,
             block_size=cache.block_size,
             batch_invariant=limits.batch_invariant,
             kv_int8=limits.kv_int8,
+            states=self._states,
         )
         self._scheduler = Scheduler(cache, limits.scheduler_limits(cache.block_size))
         self._tiers: EngineTiers | None = None
@@ -95,6 +110,11 @@ class Engine:
         Between two steps only. For other replicas; ``prompt`` is no request and may be asked for again.
         """
         return self._tiers.lend(prompt, wanted) if self._tiers is not None else []
+
+    @property
+    def states(self) -> StateCheckpoints | None:
+        """Recurrent states and what became of their checkpoints; None for a model without any."""
+        return self._states
 
     def add(self, request: Request) -> None:
         """Queue a request.

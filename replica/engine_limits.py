@@ -7,6 +7,7 @@ from replica.contract.prefill_cost import PrefillCost
 from replica.kv_cache.cache_settings import CacheSettings
 from replica.kv_cache.prefix_cache import PrefixCache
 from replica.kv_cache.radix_cache import RadixCache
+from replica.kv_cache.state_checkpoints import StateCheckpoints
 from replica.limits import SchedulerLimits
 from replica.peers.peer_limits import PeerLimits
 
@@ -57,11 +58,13 @@ class EngineLimits:
     shares_prefills: bool = True
     """Of requests with one new prefix the first computes it."""
     batch_invariant: bool = False
+    state_slots: int | None = None
+    """Recurrent states, live ones and checkpoints; None: twice ``max_running``."""
     kv_int8: bool = False
     """K and V are kept in 8 bits."""
 
     def make_cache(self) -> PrefixCache | RadixCache:
-        """The cache of these sizes. Raises ValueError when blocks are not whole pages."""
+        """The KV cache of these sizes. Raises ValueError when blocks are not whole pages."""
         return self.cache.make(
             self.kv_blocks * self.block_size,
             self.block_size,
@@ -69,6 +72,10 @@ class EngineLimits:
             record_events=self.record_events,
             record_evictions=self.tiers is not None and self.tiers.keeps,
         )
+
+    def make_states(self) -> StateCheckpoints:
+        """Slots for recurrent states."""
+        return StateCheckpoints(self.state_slots or 2 * self.max_running)
 
     def scheduler_limits(self, page_size: int) -> SchedulerLimits:
         """What a step may hold, where tables name pages of ``page_size`` tokens."""

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as functional
 
 from replica.model.attention import SPARE_ROWS, PagedAttention
+from replica.model.linear_attention import LinearAttention, StateMemory
 from replica.model.paged_kv import PagedKv
 from replica.model.shape import ModelShape, inverse_frequencies
 from replica.model.step_plan import StepPlan
@@ -17,13 +18,22 @@ class Decoder:
     """
 
     def __init__(
-        self, shape: ModelShape, weights: Weights, kv: PagedKv, *, batch_invariant: bool = False
+        self,
+        shape: ModelShape,
+        weights: Weights,
+        kv: PagedKv,
+        states: StateMemory | None = None,
+        *,
+        batch_invariant: bool = False,
     ) -> None:
-        """``batch_invariant``: a token's logits have the same bits whatever else is in its step; otherwise
+        """``states``: of the recurrent layers, if there are any.
+
+        ``batch_invariant``: a token's logits have the same bits whatever else is in its step; otherwise
         they may differ in the last ones, as attention over few queries or keys adds in another order.
         """
         self.shape = shape
         self.kv = kv
+        self._states = states
         self._weights = weights
         self._dtype = weights.embedding.dtype
         self._batch_invariant = batch_invariant
@@ -50,10 +60,17 @@ class Decoder:
         attend = PagedAttention(
             plan, self.kv, shape.heads, self._dtype, batch_invariant=self._batch_invariant
         )
+        recur = None
+        if self._states is not None:
+            recur = LinearAttention(plan.states, self._states, shape.norm_eps)
         for number, layer in enumerate(self._weights.layers):
-            queries, kv = self._queries_keys_values(layer, hidden, tokens, turns)
-            self.kv.store(number, plan.slots, kv[:tokens])
-            attend(number, shape.windows[number], queries, kv, attended[:tokens])
+            normed = self._norm(hidden, layer.attention_norm)
+            queries, kv = self._queries_keys_values(layer, normed, tokens, turns)
+            if layer.decay is not None and recur is not None:
+                recur(number, queries, kv, layer.decay(normed), attended[:tokens])
+            else:
+                self.kv.store(number, plan.slots, kv[:tokens])
+                attend(number, shape.windows[number], queries, kv, attended[:tokens])
             hidden += layer.output(attended)
             if layer.output_bias is not None:
                 hidden += layer.output_bias
@@ -62,11 +79,11 @@ class Decoder:
         return self._logits(hidden, plan.sampled), bool(hidden[:tokens].sum().isfinite())
 
     def _queries_keys_values(
-        self, layer: LayerWeights, hidden: torch.Tensor, tokens: int, turns: torch.Tensor
+        self, layer: LayerWeights, normed: torch.Tensor, tokens: int, turns: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """[rows, heads, head_dim] and [rows, 2 * kv_heads, head_dim], the tokens' normed and rotated."""
         shape = self.shape
-        qkv = layer.qkv(self._norm(hidden, layer.attention_norm))
+        qkv = layer.qkv(normed)
         if layer.qkv_bias is not None:
             qkv += layer.qkv_bias
         by_head = qkv.view(qkv.shape[0], -1, shape.head_dim)

@@ -41,7 +41,7 @@ class LoadedModel:
 
 
 def load_model(model: str, dtype: str = "fp32", seed: int = 0, weights: WeightsKind = "dense") -> LoadedModel:
-    """Load ``smollm2``, ``tiny`` (from ``seed``), a .gguf file or a Hugging Face folder.
+    """Load ``smollm2``, ``tiny`` or ``tiny-hybrid`` (from ``seed``), a .gguf file or a Hugging Face folder.
 
     ``weights``: ``dense`` in ``dtype``, quantised to ``int8`` or ``int4``, or as the ``file`` packs them.
 
@@ -54,10 +54,10 @@ def load_model(model: str, dtype: str = "fp32", seed: int = 0, weights: WeightsK
         raise ModelError(
             f"weights 'file' keeps a GGUF's weights as they are, and model is {model!r}; use int8 or int4"
         )
-    if model == "tiny":
-        shape = tiny.tiny_shape()
+    if model in ("tiny", "tiny-hybrid"):
+        shape = tiny.tiny_shape() if model == "tiny" else tiny.tiny_hybrid_shape()
         return LoadedModel(
-            name="tiny",
+            name=model,
             shape=shape,
             weights=assemble(tiny.RandomWeights(shape, seed), shape, DTYPES[dtype], bits=BITS.get(weights)),
             tokenizer=tiny.tiny_tokenizer(),
@@ -71,7 +71,7 @@ def load_model(model: str, dtype: str = "fp32", seed: int = 0, weights: WeightsK
     if is_gguf:
         return _load_gguf(path.stem, path, DTYPES[dtype], weights)
     raise ModelError(
-        f"model {model!r}: expected 'smollm2', 'tiny', a .gguf file or a Hugging Face folder; "
+        f"model {model!r}: expected 'smollm2', 'tiny', 'tiny-hybrid', a .gguf file or a Hugging Face folder; "
         f"there is no such file or folder"
     )
 

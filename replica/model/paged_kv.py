@@ -32,7 +32,9 @@ class PagedKv:
         self.int8 = int8
         self.bytes_per_token = bytes_per_token(shape, dtype, int8=int8)
         self._dtype = dtype
-        self._layers = [self._zeros(shape.head_dim) for _ in range(shape.layers)]
+        self._places = [layer for layer in range(shape.layers) if layer not in shape.recurrent]
+        self._layers = [self._zeros(shape.head_dim) for _ in self._places]
+        self._place_of = {layer: place for place, layer in enumerate(self._places)}
         self._gathered = self._layers[0].new_empty(0, *self._layers[0].shape[1:])
 
     def _zeros(self, head_dim: int) -> torch.Tensor:
@@ -57,11 +59,13 @@ class PagedKv:
         if count > self._gathered.shape[0]:
             room = max(count, 2 * self._gathered.shape[0])
             self._gathered = self._gathered.new_empty(room, *self._gathered.shape[1:])
-        stored = torch.index_select(self._layers[layer], 0, blocks, out=self._gathered[:count])
+        stored = torch.index_select(
+            self._layers[self._place_of[layer]], 0, blocks, out=self._gathered[:count]
+        )
         return _from_codes(stored, self._dtype) if self.int8 else stored
 
     def _put(self, layer: int, slots: torch.Tensor, rows: torch.Tensor) -> None:
-        self._layers[layer].flatten(0, 1).index_copy_(0, slots, rows)
+        self._layers[self._place_of[layer]].flatten(0, 1).index_copy_(0, slots, rows)
 
     # Whole blocks on their way to and from other memory
 
@@ -79,7 +83,7 @@ class PagedKv:
 
     def write(self, slots: torch.Tensor, kv: torch.Tensor) -> None:
         """Store what ``read`` gave, at ``slots``."""
-        for layer, planes in enumerate(kv.unbind()):
+        for layer, planes in zip(self._places, kv.unbind(), strict=True):
             self._put(layer, slots, torch.cat(planes.unbind(), 1))
 
     @staticmethod
@@ -105,7 +109,7 @@ def bytes_per_token(shape: ModelShape, dtype: torch.dtype, *, int8: bool = False
     12240
     """
     width = shape.head_dim + SCALE_BYTES if int8 else shape.head_dim * dtype.itemsize
-    return shape.layers * 2 * shape.kv_heads * width
+    return (shape.layers - len(shape.recurrent)) * 2 * shape.kv_heads * width
 
 
 def _to_codes(kv: torch.Tensor) -> torch.Tensor:

@@ -56,6 +56,8 @@ class ModelShape:
     tied_embeddings: bool
     windows: tuple[int | None, ...]
     """Per layer: a token attends to this many tokens, itself included; ``None`` is all."""
+    recurrent: frozenset[int] = frozenset()
+    """Layers of gated linear attention: they keep a state per sequence and no K and V per token."""
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:

@@ -6,12 +6,14 @@ The tokens of all rows lie on one axis, decode rows first::
                  decodes    prefill rows (count tokens each, at positions start .. start + count - 1)
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Row
 from dataclasses import dataclass
 
 import torch
 
 from replica.batch import Batch, Work
+from replica.sequence import Sequence
 
 PADDING_SHARE = 0.25
 """Decode rows share one padded attention call while padding is at most this share of their blocks."""
@@ -48,6 +50,15 @@ class PrefillSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSpan:
+    """Tokens ``first .. stop - 1`` of the axis advance the recurrent state in ``slot``."""
+
+    first: int
+    stop: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """Everything a forward pass needs to know."""
 
@@ -63,6 +74,8 @@ class StepPlan:
     """[samples]: the token-axis places whose logits are wanted, in the order of ``works``."""
     works: tuple[Work, ...]
     """The rows that sample."""
+    states: tuple[StateSpan, ...]
+    """One for each row, where the model has recurrent layers."""
 
 
 def plan_step(
@@ -72,11 +85,13 @@ def plan_step(
     *,
     batch_invariant: bool = False,
     reads_back: bool = False,
+    state_slot: Callable[[Sequence], int] | None = None,
 ) -> StepPlan:
     """Lay out ``batch``; ``dtype`` is that of the attention scores' mask.
 
     ``batch_invariant`` pads every context to a multiple of INVARIANT_CONTEXT tokens. ``reads_back``: a chunk
     attends to its own K and V as they are stored, because storing rounds them.
+    ``state_slot``: where a sequence's recurrent state is, if the model has any.
     """
     unit = max(1, INVARIANT_CONTEXT // block_size) if batch_invariant else 1
     # Rows of one token are alike, whether they decode or end a prefill; shortest context first.
@@ -113,6 +128,12 @@ def plan_step(
         prefills=tuple(prefills),
         sampled=torch.tensor([places[id(row)] for row in works], dtype=torch.int64),
         works=works,
+        states=()
+        if state_slot is None
+        else tuple(
+            StateSpan(places[id(row)] - row.count + 1, places[id(row)] + 1, state_slot(row.sequence))
+            for row in batch.rows
+        ),
     )
 
 

@@ -5,6 +5,7 @@ the next 16 tokens of all, so handing out the wrong KV shows. Bytes that print a
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,6 +48,11 @@ def tiny_shape(context: int = 8192) -> ModelShape:
     )
 
 
+def tiny_hybrid_shape(context: int = 8192) -> ModelShape:
+    """The tiny shape with three layers, of which the middle one is gated linear attention: 2 KiB of state."""
+    return replace(tiny_shape(context), layers=3, windows=(None,) * 3, recurrent=frozenset((1,)))
+
+
 class RandomWeights:
     """Random tensors for a shape under their Hugging Face names; the same for the same seed."""
 
@@ -79,6 +85,8 @@ class RandomWeights:
             if shape.qk_norm:
                 vector(f"{prefix}.self_attn.q_norm.weight", shape.head_dim, 1.0)
                 vector(f"{prefix}.self_attn.k_norm.weight", shape.head_dim, 1.0)
+            if layer in shape.recurrent:
+                matrix(f"{prefix}.self_attn.decay_proj.weight", shape.kv_heads, shape.hidden, gain=3.0)
             matrix(f"{prefix}.self_attn.o_proj.weight", shape.hidden, q_rows, gain=6.0)
             if shape.output_bias:
                 vector(f"{prefix}.self_attn.o_proj.bias", shape.hidden, 0.0)

@@ -36,6 +36,8 @@ class LayerWeights:
     ffn_norm: torch.Tensor
     gate_up: Matrix
     down: Matrix
+    decay: Matrix | None = None
+    """[kv_heads, hidden], of a recurrent layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,9 @@ def assemble(
                 _Rows(f"{prefix}.mlp.up_proj.weight", shape.ffn),
             ),
             down=matrix_of(shape.ffn, _Rows(f"{prefix}.mlp.down_proj.weight", shape.hidden)),
+            decay=matrix_of(shape.hidden, _Rows(f"{attention}.decay_proj.weight", shape.kv_heads))
+            if number in shape.recurrent
+            else None,
         )
 
     embedding_name = "model.embed_tokens.weight"
@@ -165,6 +170,7 @@ def tensor_names(shape: ModelShape) -> list[str]:
     if shape.qk_norm:
         parts += [f"self_attn.{kind}_norm.weight" for kind in "qk"]
     names = [f"model.layers.{layer}.{part}" for layer in range(shape.layers) for part in parts]
+    names += [f"model.layers.{layer}.self_attn.decay_proj.weight" for layer in sorted(shape.recurrent)]
     names += ["model.embed_tokens.weight", "model.norm.weight"]
     return names if shape.tied_embeddings else [*names, "lm_head.weight"]
 

@@ -199,6 +199,7 @@ def _load(
         kv_blocks=blocks,
         block_size=config.block_size,
         kv_int8=kv_int8,
+        state_slots=config.state_slots,
         max_running=config.max_running,
         max_batched_tokens=config.max_batched_tokens,
         max_model_len=wanted or min(room, model.shape.context),

@@ -17,6 +17,7 @@ import torch
 from replica.contract.kv_events import CacheEvent
 from replica.contract.load_report import LoadReport
 from replica.engine import Engine
+from replica.kv_cache.state_checkpoints import StateCheckpoints
 from replica.kv_cache.tier_settings import TierCounters
 from replica.request import Delta, Request
 
@@ -109,6 +110,11 @@ class EngineThread:
     def preemptions(self) -> int:
         """Counter: preemptions so far."""
         return self._preemptions
+
+    @property
+    def states(self) -> StateCheckpoints | None:
+        """Recurrent states, to be read only; None for a model without any."""
+        return self._engine.states
 
     @property
     def tier_counters(self) -> TierCounters | None:

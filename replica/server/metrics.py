@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from replica.engine_limits import EngineLimits
+from replica.kv_cache.state_checkpoints import StateCheckpoints
 from replica.kv_cache.tier_settings import TierCounters
 from replica.peers.source_rule import SourceCounters
 from replica.server.engine_thread import EngineThread
@@ -140,6 +141,8 @@ class _EngineCollector:
             yield counter
         if (tiers := self._thread.tier_counters) is not None:
             yield from self._of_tiers(tiers)
+        if (states := self._thread.states) is not None:
+            yield from self._of_states(states)
         info = GaugeMetricFamily(
             "vllm:cache_config_info",
             "Information of the LLMEngine CacheConfig",
@@ -151,6 +154,23 @@ class _EngineCollector:
         size, blocks, caches = str(limits.block_size), str(limits.kv_blocks), str(limits.prefix_caching)
         info.add_metric(("0", size, blocks, caches, "warmroute"), 1.0)
         yield info
+
+    def _of_states(self, states: StateCheckpoints) -> Iterable[Metric]:
+        slots = GaugeMetricFamily(
+            "warmroute:state_slots", "Slots for recurrent states, by what they hold.", labels=(*LABELS, "use")
+        )
+        inventory = states.inventory()
+        for use in ("live", "checkpoints", "free"):
+            slots.add_metric((*self._values, use), float(getattr(inventory, use)))
+        yield slots
+        outcomes = CounterMetricFamily(
+            "warmroute:state_checkpoints",
+            "What became of checkpoints of recurrent states.",
+            labels=(*LABELS, "outcome"),
+        )
+        for outcome in ("published", "not_exact", "no_slot", "restored", "evicted"):
+            outcomes.add_metric((*self._values, outcome), float(getattr(states.counters, outcome)))
+        yield outcomes
 
     def _of_tiers(self, tiers: TierCounters) -> Iterable[Metric]:
         fetched = CounterMetricFamily(

@@ -22,7 +22,7 @@ from replica.kv_cache.cache_settings import CacheSettings
 from replica.kv_cache.tier_transport import PeerOffer
 from replica.peers.peer_limits import PeerLimits
 from replica.request import Request
-from tests.replica.models import finish_all, greedy_request, make_engine, token_ids
+from tests.replica.models import finish_all, greedy_request, make_engine, random_model, token_ids
 from tests.replica.peer_rig import FAULTS, SECRET, LendingPeer, lending_engine
 
 MOST_TOKENS = 12
@@ -91,15 +91,28 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "tiers": TierLimits(24 * INT8_BLOCK, prefill=DEAR),
     },
     "int8 KV, tree": {"kv_blocks": 14, "kv_int8": True, "cache": TREE, "max_chunk_tokens": 24},
+    "hybrid, blocks, tiny pool": {"model": "tiny-hybrid", "kv_blocks": 10, "state_slots": 5},
+    "hybrid, blocks of 4, chunks": {
+        "model": "tiny-hybrid",
+        "kv_blocks": 60,
+        "block_size": 4,
+        "max_batched_tokens": 40,
+        "state_slots": 60,
+    },
+    "hybrid, tree": {"model": "tiny-hybrid", "kv_blocks": 16, "cache": TREE, "max_running": 6},
     "tree of 16, tlru": {"kv_blocks": 16, "cache": CacheSettings("radix", 16, "tlru", 32)},
 }
 """Engines that must not differ in a token."""
 
 
+Known = dict[tuple[str | int, ...], list[int]]
+"""Right answers by model, whether KV has 8 bits, and prompt."""
+
+
 class Fuzz:
     """Traffic from one seed."""
 
-    def __init__(self, seed: int, known: dict[tuple[int, ...], list[int]]) -> None:
+    def __init__(self, seed: int, known: Known) -> None:
         """``known``: right answers by prompt, filled as they are needed."""
         self.chance = random.Random(seed)
         self._stems = [self._tokens(100) for _ in range(4)]
@@ -108,12 +121,14 @@ class Fuzz:
         self.sources: list[PeerOffer] = []
         """Peers that requests may name."""
         self._kv_int8 = False
+        self._model = "tiny"
         self.cached_tokens = self.aborted = 0
 
     def run(self, engine: Engine, count: int) -> None:
         """``count`` requests; AssertionError at the first wrong token or broken invariant."""
         chance = self.chance
         self._kv_int8 = engine.limits.kv_int8
+        self._model = "tiny" if engine.states is None else "tiny-hybrid"
         requests: dict[str, Request] = {}
         got: dict[str, list[int]] = {}
         unfinished: list[str] = []
@@ -163,10 +178,14 @@ class Fuzz:
         )
 
     def _check(self, request: Request, tokens: list[int], *, whole: bool) -> None:
-        key = (self._kv_int8, *request.prompt)
+        key = (self._model, self._kv_int8, *request.prompt)
         if key not in self._known:
             alone = make_engine(
-                prefix_caching=False, batch_invariant=True, max_model_len=160, kv_int8=self._kv_int8
+                random_model(self._model),
+                prefix_caching=False,
+                batch_invariant=True,
+                max_model_len=160,
+                kv_int8=self._kv_int8,
             )
             asked = greedy_request("a", request.prompt, MOST_TOKENS)
             self._known[key] = token_ids(finish_all(alone, [asked])["a"])
@@ -185,7 +204,8 @@ def engine_for(settings: dict[str, Any], folder: Path) -> Engine:
     tiers = settings.get("tiers")
     if tiers is not None and tiers.disk_bytes:
         settings = settings | {"tiers": replace(tiers, disk_folder=folder)}
-    return make_engine(**({"batch_invariant": True, "max_model_len": 150} | settings))
+    limits = {"batch_invariant": True, "max_model_len": 150} | settings
+    return make_engine(random_model(limits.pop("model", "tiny")), **limits)
 
 
 def main() -> int:
@@ -196,7 +216,7 @@ def main() -> int:
     args = parser.parse_args()
     done, seed, started = 0, args.seed, time.monotonic()
     while done < args.requests:
-        known: dict[tuple[int, ...], list[int]] = {}
+        known: Known = {}
         for name, settings in SETTINGS.items():
             with tempfile.TemporaryDirectory() as folder:
                 fuzz, engine = Fuzz(seed, known), engine_for(settings, Path(folder))

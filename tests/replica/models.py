@@ -22,9 +22,14 @@ GREEDY = Sampling(temperature=0.0)
 
 
 @cache
+def random_model(name: str) -> LoadedModel:
+    """The tiny model of this name and seed 0."""
+    return load_model(name)
+
+
 def tiny() -> LoadedModel:
     """The tiny model of seed 0."""
-    return load_model("tiny")
+    return random_model("tiny")
 
 
 def smollm2_is_installed() -> bool:

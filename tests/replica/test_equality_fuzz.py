@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from replica.kv_cache.fetch_plan import Tier
-from tests.replica.equality_fuzz import SETTINGS, Fuzz, engine_for
+from tests.replica.equality_fuzz import SETTINGS, Fuzz, Known, engine_for
 
-KNOWN: dict[tuple[int, ...], list[int]] = {}
+KNOWN: Known = {}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -16,7 +16,10 @@ def test_random_traffic_gets_the_tokens_of_a_fresh_engine_without_cache(name: st
     with fuzz.peers_for(SETTINGS[name]):
         fuzz.run(engine, 200)
     assert fuzz.aborted, "the test saw aborts"
-    assert (fuzz.cached_tokens > 1_000) == engine.limits.prefix_caching, "and hits"
+    least = 1_000 if engine.states is None else 200  # a state cannot be cut: fewer places to restart from
+    assert (fuzz.cached_tokens > least) == engine.limits.prefix_caching, "and hits"
+    if engine.states is not None:
+        assert engine.states.counters.restored > 10 and engine.states.inventory().live == 0
     if "tiny pool" in name:
         assert engine.preemptions > 0
     if engine.tier_counters is not None:
