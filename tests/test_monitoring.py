@@ -40,6 +40,9 @@ def _panels() -> Iterator[dict[str, Any]]:
         yield from json.loads(path.read_text())["panels"]
 
 
+TENANT = {"name": "acme", "keys": ["sk-a"], "limits": {"requests_per_s": 1}}
+
+
 def _expressions() -> dict[str, str]:
     """Every PromQL expression there is, by where it stands."""
     panels = {
@@ -57,10 +60,12 @@ def _exposed() -> dict[str, set[str]]:
 
     async def scenario(rig: RouterRig) -> None:
         done = [Send(STREAM_HEAD + chunk(delta("hi")) + chunk(DONE_EVENT) + LAST_CHUNK)]
-        rig.replica.plans.extend([done, [Reset()], done])
+        rig.replica.plans.extend([done, [Reset()], done, done])
         for _ in range(3):
-            await rig.ask(CHAT_STREAM)
+            await rig.ask(CHAT_STREAM, Authorization="Bearer sk-public")
         await rig.get("/nowhere")
+        assert (await rig.ask(CHAT_STREAM, Authorization="Bearer sk-a")).status == 200
+        assert (await rig.ask(CHAT_STREAM, Authorization="Bearer sk-a")).status == 429
         page = (await rig.admin("/metrics")).body.decode()
         for family in text_string_to_metric_families(page):
             found[family.name + ("_total" if family.type == "counter" else "")] = set()
@@ -71,6 +76,8 @@ def _exposed() -> dict[str, set[str]]:
     with_router(
         scenario,
         others=[{"url": f"http://{nobody}", "name": "k", "kv_events": f"tcp://{nobody}"}],
+        keys={"public": ["sk-public"]},
+        tenants={"salt_secret": "a-secret-of-more-than-16", "members": [TENANT]},
         discovery=[{"kind": "file", "path": "/nowhere.yaml"}],
         state={"kind": "redis", "url": f"redis://{nobody}"},  # its metrics are there, reached or not
     )
