@@ -13,7 +13,7 @@ SECRET, ROUTER_KEY = "between-replicas", "of-the-router"
 PEERS = {
     "batch_invariant": True,
     "tiers": {
-        "prefill_us_per_token": 5_000,
+        "prefill_us_per_token": 50_000,
         "peers": {"secret": SECRET, "router_key": ROUTER_KEY, "listen": "127.0.0.1:0"},
     },
 }

@@ -123,8 +123,8 @@ def read_question(said: bytes, head_bytes: int, mac: bytes, nonce: bytes, key: b
     except (KeyError, TypeError, ValueError) as error:
         raise PeerError(f"a head that cannot be read: {error}") from error
     ends = [0, *(end for pair in ranges for end in pair)]
-    if ends != sorted(ends):
-        raise PeerError(f"blocks {ranges} are not ascending")
+    if ends != sorted(ends) or ends[-1] > len(question.tokens) // 4:
+        raise PeerError(f"blocks {ranges} are not ascending, or more than there are tokens")
     return question
 
 

@@ -53,9 +53,9 @@ class Running:
     async def stop(self) -> None:
         """Refuse new connections, let running requests finish for ``drain_s``, stop the engine."""
         self._routes.draining = True
+        await self._runner.cleanup()
         if self.peers is not None:
             await self.peers.stop()
-        await self._runner.cleanup()
         await self.engine.stop()
         if self.events is not None:
             await self.events.close()

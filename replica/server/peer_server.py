@@ -36,6 +36,8 @@ from replica.server.served_counters import ServedCounters
 
 PIECE_BYTES = 4 * 2**20
 """Copied by the engine's thread at once, at most: about a millisecond."""
+ASKING_AT_ONCE = 4
+"""So many times the connections that are answered may be asking; more are closed at once."""
 QUESTION_S = 5.0
 """For a peer to say what it wants."""
 
@@ -49,7 +51,10 @@ class PeerServer:
         self._limits = limits
         self._longest_prompt = longest_prompt
         self._key = limits.key
+        self._asking: set[asyncio.Task[None]] = set()
+        """All there are."""
         self._open: set[asyncio.Task[None]] = set()
+        """Those that are answered."""
         self._server: asyncio.Server | None = None
         self.counters = ServedCounters()
         self.address = ""
@@ -66,13 +71,18 @@ class PeerServer:
         """Listen no more, break what is under way."""
         if self._server is not None:
             self._server.close()
-        for task in list(self._open):
+        for task in list(self._asking):
             task.cancel()
-        await asyncio.gather(*self._open, return_exceptions=True)
+        await asyncio.gather(*self._asking, return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        if len(self._asking) >= ASKING_AT_ONCE * self._limits.connections:
+            self.counters.busy += 1
+            writer.close()
+            return
+        self._asking.add(task)
         room = len(self._open) < self._limits.connections
         if room:
             self._open.add(task)
@@ -83,6 +93,7 @@ class PeerServer:
             self.counters.broken += 1
         finally:
             self._open.discard(task)
+            self._asking.discard(task)
             with contextlib.suppress(OSError):
                 writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
 

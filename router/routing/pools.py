@@ -16,7 +16,8 @@ of them
     one step    cost(d) + T_d if d is a decode replica          d: decode or both, T_d: what it computes or
     pulls two steps   cost(p) of a reply of one token  +  cost(d) with X_d and the last token as its prefill
 
-Each ``cost`` is the policy's: wait, prefill, what is imposed on others, own decoding. The least total wins.
+Each ``cost`` is the policy's: wait, prefill, what is imposed on others, own decoding. The least total wins, two
+steps if they save a twentieth.
 """
 
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ from router.routing.shortlist import PRICE_ALL_UP_TO, Shortlist
 from router.routing.view import Policy, RoutingRequest
 
 CHORDS: Final = 3
+LEAST_GAIN: Final = 0.05
+"""Two steps must be cheaper by this share: two replicas can fail, and what a transfer takes is less sure."""
 NO_ANSWERER: Final = "no decode replica, and none with role both, can take the request"
 
 
@@ -79,7 +82,7 @@ class Pools:
         if split is None:
             return best.routed(_priced(best.route, one_step_s, None))
         first, two_steps_s = split
-        chosen = first if two_steps_s < one_step_s else best
+        chosen = first if two_steps_s < (1.0 - LEAST_GAIN) * one_step_s else best
         return chosen.routed(_priced(chosen.route, one_step_s, two_steps_s))
 
     def prefill(

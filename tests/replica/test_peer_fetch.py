@@ -28,10 +28,13 @@ from tests.replica.serving import gauge, get, post, replica, until
 PROMPT = tuple((7 * i) % 251 for i in range(200))
 WHOLE = 12
 """Blocks of it that can be fetched: its last token is computed."""
-DEAR = PrefillCost(0.01, 2e-3)
+PATIENT = PrefillCost(1.0, 0.1)
+"""Whatever a peer has is waited for."""
+HASTY = PrefillCost(0.01, 2e-3)
+"""0.4 s for the whole prompt."""
 
 
-def asking_engine(secret: str = SECRET, prefill: PrefillCost = DEAR, **limits: Any) -> Engine:
+def asking_engine(secret: str = SECRET, prefill: PrefillCost = PATIENT, **limits: Any) -> Engine:
     tiers = TierLimits(prefill=prefill, peers=PeerLimits(secret))
     return make_engine(**({"batch_invariant": True, "tiers": tiers} | limits))
 
@@ -101,7 +104,7 @@ def test_what_the_peer_has_no_more_is_computed_and_the_peer_is_asked_again() -> 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_whatever_breaks_on_the_way_is_computed(fault: str) -> None:
     with LendingPeer(lending_engine([(PROMPT, None)]), [fault]) as peer:
-        engine = asking_engine()
+        engine = asking_engine(prefill=HASTY)
         cached = ask(engine, peer.offer())
         assert cached < WHOLE * 16 and peer.links[0].connections == 1
         counters = counted(engine)
@@ -164,7 +167,7 @@ def test_pulling_that_takes_longer_than_computing_is_not_tried() -> None:
 
 def test_other_requests_go_on_while_a_peer_is_silent() -> None:
     with LendingPeer(lending_engine([(PROMPT, None)]), ["silent"]) as peer:
-        engine = asking_engine(prefill=PrefillCost(1.0, 1.0))
+        engine = asking_engine()
         waiting = replace(greedy_request("waits", PROMPT, 2), source=peer.offer())
         engine.add(waiting)
         engine.add(greedy_request("runs", PROMPT[::-1], 30))
@@ -197,13 +200,48 @@ def test_the_server_answers_so_many_peers_and_lets_nobody_hold_its_blocks() -> N
         second.close()
 
 
+def test_more_than_can_be_answered_are_closed_at_once() -> None:
+    with LendingPeer(lending_engine([(PROMPT, None)]), connections=1, serve_s=2.0) as peer:
+        host, _, port = peer.server.address.rpartition(":")
+        asking = [socket.create_connection((host, int(port))) for _ in range(5)]
+        greeted = [len(one.recv(100)) for one in asking]
+        assert greeted == [24, 24, 24, 24, 0] and peer.server.counters.busy == 1
+        for one in asking:
+            one.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n" * 3,
+        b"wrpeer00" + bytes(8),
+        b"wrpeer01" + b"\xff" * 8,
+        b"wrpeer01" + bytes(40),
+    ],
+    ids=["http", "older", "endless", "unsigned"],
+)
+def test_what_is_no_question_is_refused(said: bytes) -> None:
+    with LendingPeer(lending_engine([(PROMPT, None)])) as peer:
+        host, _, port = peer.server.address.rpartition(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.settimeout(10.0)
+            connection.sendall(said)
+            answer = b""
+            while data := connection.recv(100):
+                answer += data
+        assert answer[24:] == b"R" and peer.server.counters.refused == 1
+        engine = asking_engine()
+        assert ask(engine, peer.offer()) == WHOLE * 16, "others are served as before"
+        engine.close()
+
+
 # Over HTTP
 
 
 def peer_config(**peers: Any) -> dict[str, Any]:
     return {
         "batch_invariant": True,
-        "tiers": {"prefill_us_per_token": 5_000, "peers": {"secret": SECRET} | peers},
+        "tiers": {"prefill_us_per_token": 50_000, "peers": {"secret": SECRET} | peers},
     }
 
 

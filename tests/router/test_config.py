@@ -59,6 +59,15 @@ def test_every_policy_can_be_configured(kind: str) -> None:
         ({"replicas": TWO, "readiness": "process"}, "'replica' or 'router'"),
         ({"replicas": TWO, "admin_hosts": ["ops.example.org:443"]}, "admin_hosts.0: expected a host name"),
         ({"replicas": TWO, "admin_hosts": ["*.example.org"]}, "without *"),
+        (
+            {"replicas": [{"url": "http://a:1", "role": "prefill"}]},
+            "a:1 has role prefill, but nobody could pull",
+        ),
+        ({"replicas": [{"url": "http://a:1", "role": "decode"}]}, "a:1 has role decode, but cannot pull KV"),
+        ({"replicas": [{"url": "http://a:1", "kv_source": "a"}]}, "kv_source: expected HOST:PORT, got 'a'"),
+        ({"replicas": [{"url": "http://a:1", "kv_source": "a\r\nb:1"}]}, "expected HOST:PORT"),
+        ({"replicas": [{"url": "http://a:1", "kv_pull": "nixl"}]}, "replicas.0.kv_pull"),
+        ({"replicas": [{"url": "http://a:1", "transfer": {"us_per_token": 0}}]}, "us_per_token"),
         ([], "mapping"),
     ],
 )
@@ -263,3 +272,12 @@ def test_numbers_are_finite(keys: str, number: str, tmp_path: Path) -> None:
     file.write_text("replicas: [{url: http://h:1}]\n" + keys.format(number) + "\n")
     with pytest.raises(ConfigError, match="finite"):
         load_config(file)
+
+
+def test_found_replicas_give_kv_at_their_own_address() -> None:
+    source = DnsDiscovery(
+        kind="dns", host="prefill", port=8000, kv_source_port=8400, replica={"role": "prefill"}
+    )
+    assert source.replica_at("10.0.0.7", 8000).kv_source == "10.0.0.7:8400"
+    assert source.replica_at("fd00::7", 8000).kv_source == "[fd00::7]:8400"
+    assert source.replica_at("10.0.0.7", 8000).role == "prefill"

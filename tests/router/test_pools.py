@@ -224,6 +224,21 @@ def test_after_the_first_step_failed() -> None:
     assert at_rest(fleet)
 
 
+def test_roles_may_change_while_it_runs() -> None:
+    fleet = fleet_of(*(replica_spec(name, pull=KvPull.NONE) for name in ("a", "b")))
+    plain = submitted(fleet, prompt(*LONG))
+    assert plain.decision.route is None
+    fleet.cancelled(plain, 1.0)
+    fleet.replica_respecified(0, replica_spec("a", Role.PREFILL))
+    fleet.replica_respecified(1, replica_spec("b", Role.DECODE))
+    split = submitted(fleet, prompt(1, *LONG), 100.0)
+    assert route_of(split.decision).step is Step.PREFILL
+    fleet.cancelled(split, 101.0)
+    fleet.replica_respecified(0, replica_spec("a", pull=KvPull.NONE))
+    fleet.replica_respecified(1, replica_spec("b", pull=KvPull.NONE))
+    assert submitted(fleet, prompt(2, *LONG), 200.0).decision.route is None
+
+
 def test_vllm_pools_hand_over_but_name_no_other_source() -> None:
     fleet = two_pools(pull=KvPull.VLLM)
     asked = prompt(*LONG)

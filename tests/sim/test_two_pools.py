@@ -128,8 +128,11 @@ def test_prefixes_that_are_pulled_are_not_computed_again() -> None:
     _, _, computing = run(trace, SimulationSettings(), replicas=8, rate=2.0)
     simulated, _, pulling = run(trace, SimulationSettings(kv_moves=KvMoves()), replicas=8, rate=2.0)
     assert simulated.handed_over == 0 and simulated.pulled_tokens > 100_000
-    assert pulling.cached_share and computing.cached_share and pulling.cached_share > computing.cached_share
-    assert pulling.e2e_s.mean and computing.e2e_s.mean and pulling.e2e_s.mean < computing.e2e_s.mean
+    assert pulling.cached_share and computing.cached_share
+    assert pulling.cached_share > 1.03 * computing.cached_share
+    assert (
+        pulling.ttft_s.mean and computing.ttft_s.mean and pulling.ttft_s.mean < 1.05 * computing.ttft_s.mean
+    )
 
 
 @pytest.mark.parametrize(
