@@ -1,5 +1,4 @@
-"""Lower tiers of one engine, and its peers: what its cache evicts is kept, and a request waits for what comes
-back faster than it is computed."""
+"""Lower tiers of one engine, and its peers: what is evicted is kept, what comes back sooner is waited for."""
 
 import time
 from collections.abc import Sequence as Row

@@ -1,5 +1,4 @@
-"""Bodies of a request in two steps: the prompt alone for a prefill replica, then the whole with its KV's
-source.
+"""Bodies of a request in two steps: the prompt alone for a prefill replica; the whole, with its KV's source.
 
 The shapes are vLLM's (its disaggregated serving examples and the NIXL connector): the first step asks for one
 token with ``kv_transfer_params.do_remote_decode``, its answer's ``kv_transfer_params`` go into the second.

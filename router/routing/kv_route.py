@@ -1,5 +1,4 @@
-"""How a request's KV comes to the replica that answers: computed there, pulled, or prefilled by a pool for
-it.
+"""How a request's KV comes to the replica that answers: computed there, pulled, or prefilled for it.
 
 Replicas have roles: ``prefill`` ones compute prompts for others, ``decode`` ones answer and should compute
 little, ``both`` do all. What can be pulled, and how, is the operator's word.

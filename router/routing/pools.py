@@ -1,23 +1,21 @@
-"""Where a request goes in a fleet that moves KV: one replica that computes or pulls, or two pools in two
-steps.
+"""Where a request goes in a fleet that moves KV: one replica that computes or pulls, or two pools, two steps.
 
 The policy prices everything in seconds, as always. Two things are added here:
 
 - **A pull** stands in the policy's place of prefill. A candidate that holds h tokens and would pull up to s
-of them
-  in X seconds is shown to the policy as one that holds h' tokens, where computing h' .. s takes as long as X:
-  so every policy weighs a pull as it weighs a prefill, and none is made that takes longer than computing.
+  of them in X seconds is shown to the policy as one that holds h' tokens, where computing h' .. s takes as
+  long as X: so every policy weighs a pull as it does a prefill, and none takes longer than computing.
 - **A decode replica's prefill is priced twice**: once as this request's own delay, once as the stall of the
   streams that the pool is there for. A cold prompt then goes to the prefill pool as soon as computing it
   takes longer than moving it, and a warm one straight to the decode replica that holds its prefix.
 
 ::
 
-    one step    cost(d) + T_d if d is a decode replica          d: decode or both, T_d: what it computes or
-    pulls two steps   cost(p) of a reply of one token  +  cost(d) with X_d and the last token as its prefill
+    one step    cost(d) + T_d if d is a decode replica      d: decode or both; T_d: what it computes or pulls
+    two steps   cost(p) of a reply of one token  +  cost(d) with X_d and the last token as its prefill
 
-Each ``cost`` is the policy's: wait, prefill, what is imposed on others, own decoding. The least total wins, two
-steps if they save a twentieth.
+Each ``cost`` is the policy's: wait, prefill, what is imposed on others, own decoding. The least total wins,
+two steps if they save a twentieth.
 """
 
 from collections.abc import Sequence
