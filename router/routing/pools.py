@@ -15,7 +15,7 @@ The policy prices everything in seconds, as always. Two things are added here:
     two steps   cost(p) of a reply of one token  +  cost(d) with X_d and the last token as its prefill
 
 Each ``cost`` is the policy's: wait, prefill, what is imposed on others, own decoding. The least total wins,
-two steps if they save a twentieth.
+two steps if they save a twentieth of the prefill.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from router.routing.view import Policy, RoutingRequest
 
 CHORDS: Final = 3
 LEAST_GAIN: Final = 0.05
-"""Two steps must be cheaper by this share: two replicas can fail, and what a transfer takes is less sure."""
+"""Two steps must save this share of the prefill: two replicas can fail, and a transfer is less sure."""
 NO_ANSWERER: Final = "no decode replica, and none with role both, can take the request"
 
 
@@ -80,7 +80,7 @@ class Pools:
         if split is None:
             return best.routed(_priced(best.route, one_step_s, None))
         first, two_steps_s = split
-        chosen = first if two_steps_s < (1.0 - LEAST_GAIN) * one_step_s else best
+        chosen = first if two_steps_s < one_step_s - LEAST_GAIN * best.prefill_s else best
         return chosen.routed(_priced(chosen.route, one_step_s, two_steps_s))
 
     def prefill(
