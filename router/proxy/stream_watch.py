@@ -192,8 +192,10 @@ def usage_at_end(tail: bytes) -> Usage | None:
     >>> usage_at_end(b'..."timings":{"cache_n":236,"prompt_n":1,"predicted_n":35}}')
     Usage(prompt_tokens=237, output_tokens=35, cached_tokens=236)
     """
-    usage = _object_at_end(tail, b'"usage"')
-    return _usage(usage, _object_at_end(tail, b'"timings"') if b'"cache_n"' in tail else None)
+    told = read_usage(_object_at_end(tail, b'"usage"'))
+    if told is not None and told.cached_tokens is not None:
+        return told
+    return _with_timings(told, _object_at_end(tail, b'"timings"'))
 
 
 def _object_at_end(tail: bytes, name: bytes) -> Any:
@@ -218,10 +220,9 @@ def _object_at_end(tail: bytes, name: bytes) -> Any:
         return None
 
 
-def _usage(usage: Any, timings: Any) -> Usage | None:
-    """The usage object; what it does not tell of the cache from llama.cpp's ``timings``, if there are any."""
-    told = read_usage(usage)
-    if type(timings) is not dict or (told is not None and told.cached_tokens is not None):
+def _with_timings(told: Usage | None, timings: Any) -> Usage | None:
+    """What the usage object did not tell of the cache, from llama.cpp's ``timings`` if there are any."""
+    if type(timings) is not dict:
         return told
     cached, computed = _count(timings.get("cache_n")), _count(timings.get("prompt_n"))
     if cached is None or computed is None:

@@ -4,11 +4,13 @@ For every candidate j, in seconds::
 
     cost(j) = W_j + T_j                                   my first token
             + T_j * lambda_j                              first tokens of later arrivals my prefill delays
-            + T_j * kappa * (R_j + Q_j)                   running streams my prefill stalls
+            + T_j * kappa / (1 - rho_fleet) * (R_j + Q_j) running streams my prefill stalls
             + kappa * o * step_j / (1 - rho_j)            my own decoding there
             + (1 + lambda_j) * K_j                        KV room, when j is nearly full
 
     lambda_j = min(32, A / N * (W_j + T_j) / (1 - rho_fleet))
+
+A stalled stream stays longer, and what is prefilled meanwhile stalls it again: hence the 1 - rho_fleet.
 
 Of a hot prefix's copy (``heat.py``) only a share is priced: in the prices above T_j is then T of a replica
 that holds the prefix, plus that share of what computing it again takes.
@@ -120,6 +122,7 @@ class PredictedFinish:
         """By candidate: matched tokens, seconds of wait, of prefill, in total. Every decision's hot loop."""
         now, tokens, matched_by = request.now, request.prompt_tokens, request.matched_tokens
         arrivals, kappa = request.later_arrivals_per_s, request.decode_price
+        stall_price = kappa / (1.0 - request.fleet_utilization)
         decode_price = kappa * request.expected_output_tokens
         copy_price, prompt = request.copy_price, request.prompt
         longest = max(matched_by) if copy_price < 1.0 else 0
@@ -144,7 +147,7 @@ class PredictedFinish:
                 priced = hit + copy_price * (prefill - hit)
             total = (
                 own
-                + priced * (later + behind + kappa * in_flight)
+                + priced * (later + behind + stall_price * in_flight)
                 + decode_price * cost.step_s(ledger.decoding) / (1.0 - ledger.load)
             )
             if candidate.room_price_s:
