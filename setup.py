@@ -12,13 +12,13 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CCompilerError, ExecError, PlatformError
 
-STRUCTS = ("kv_events_wire.py", "peer_events.py")
-"""msgspec makes classes of these when they are imported: mypyc cannot."""
+NOT_COMPILED = ("kv_events_wire.py", "peer_events.py", "yaml_file.py")
+"""Classes that msgspec makes on import, or with a parent of PyYAML's: mypyc cannot."""
 DECIDES = tuple(
     path
     for folder in ("replica/contract", "router/routing")
     for path in Path(folder).rglob("*.py")
-    if path.name not in STRUCTS and path.parent.name != "roofline"  # looked at once per replica
+    if path.name not in NOT_COMPILED and path.parent.name != "roofline"  # looked at once per replica
 )
 CARRIES = tuple(
     Path("router/proxy", f"{name}.py")

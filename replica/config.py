@@ -6,7 +6,6 @@ A setting is written once, here; the code below receives plain values. Unknown k
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -19,6 +18,7 @@ from pydantic import (
 
 from replica.cache_config import CacheConfig
 from replica.config_values import Section, endpoint_alone, host_and_port
+from replica.contract.yaml_file import YamlError, read_yaml
 from replica.kv_events_config import KvEventsConfig
 from replica.salts_config import SaltsConfig
 from replica.tiers_config import TiersConfig
@@ -149,10 +149,10 @@ def parse_config(data: Any, where: str) -> ReplicaConfig:
 def load_config(path: str | Path) -> ReplicaConfig:
     """Read ``path``; raises ``ConfigError`` when it cannot be read or is wrong."""
     try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        data = read_yaml(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
-    except yaml.YAMLError as error:
+    except YamlError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if data is None:
         raise ConfigError(f"{path}: empty; expected at least `model: smollm2`")

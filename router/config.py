@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
+from replica.contract.yaml_file import YamlError, line_of, read_yaml
 from router.config_values import (
     SECRET_KEYS,
     Address,
@@ -26,7 +27,6 @@ from router.replica_config import ReplicaConfig
 from router.state_config import StateConfig
 from router.tenants_config import TenantsConfig
 from router.tracing_config import TracingConfig
-from router.yaml_file import YamlError, line_of, read_yaml
 
 
 class ConfigError(Exception):

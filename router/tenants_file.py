@@ -4,9 +4,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from replica.contract.yaml_file import YamlError, read_yaml
 from router.config import ConfigError, RouterConfig, describe
 from router.tenants_config import TenantConfig, problem_among
-from router.yaml_file import YamlError, read_yaml
 
 _LIST = TypeAdapter(tuple[TenantConfig, ...])
 

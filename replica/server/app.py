@@ -105,7 +105,9 @@ async def start(
     # To aiohttp 0 seconds means without limit.
     drain_s = max(float(config.drain_s), 0.001)
     # aiohttp waits its time-out twice: for requests to end by themselves, then for connections to close.
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=drain_s / 2)
+    runner = web.AppRunner(
+        app, auto_decompress=False, access_log=None, handler_cancellation=True, shutdown_timeout=drain_s / 2
+    )
     await runner.setup()
     host, port = config.address
     site = web.TCPSite(runner, host, port)

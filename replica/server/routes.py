@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import orjson
 from aiohttp import hdrs, web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from replica.contract.kv_source import KV_SOURCE_HEADER
 from replica.kv_cache.tier_transport import PeerOffer
@@ -16,6 +15,7 @@ from replica.model.load import LoadedModel
 from replica.peers.source_rule import SourceRule
 from replica.server.answers import ChatAnswer, CompletionAnswer
 from replica.server.client_error import ClientError, error_body
+from replica.server.content_encoding import decoded
 from replica.server.engine_thread import EngineThread
 from replica.server.fields import Fields
 from replica.server.generation import Job, answer
@@ -199,10 +199,8 @@ class ReplicaRoutes:
     # Inside
 
     async def _body(self, request: web.Request) -> Fields:
-        try:
-            raw = await request.read()
-        except (web.RequestPayloadError, HttpProcessingError) as error:
-            raise ClientError("the request body cannot be decoded as its Content-Encoding says") from error
+        encoding = request.headers.get(hdrs.CONTENT_ENCODING)
+        raw = decoded(await request.read(), encoding, request.client_max_size)
         try:
             values = orjson.loads(raw)
         except orjson.JSONDecodeError as error:

@@ -12,6 +12,21 @@ from replica.server.prompts import Prompt
 from replica.server.salt_rule import SaltRule
 
 DEFAULT_COMPLETION_TOKENS = 16
+UNSUPPORTED = {
+    "prompt_logprobs": "log-probabilities are computed for generated tokens only: use logprobs",
+    **dict.fromkeys(
+        ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+        "ask for the form in the prompt",
+    ),
+    "bad_words": "use logit_bias",
+    "allowed_token_ids": "use logit_bias",
+    "truncate_prompt_tokens": "shorten the prompt",
+    "chat_template": "this replica uses the model's own",
+    "chat_template_kwargs": "this replica gives the model's template no values but messages and tools",
+    "documents": "put their text into a message",
+    "functions": "use tools",
+}
+"""Fields that would change the answer, and what to do without them."""
 MOST_CHOICES = 64
 MOST_LOGPROBS = 20
 MOST_STOP_STRINGS = 16
@@ -177,6 +192,9 @@ def _refuse_unsupported(body: Fields) -> None:
             "ask for the format in the prompt",
             param="response_format",
         )
+    for name, instead in UNSUPPORTED.items():
+        if body.given(name) not in (None, [], {}):
+            raise ClientError(f"{name} is not supported; {instead}", param=name)
     if body.boolean("use_beam_search", False):
         raise ClientError("use_beam_search is not supported; leave it out", param="use_beam_search")
 

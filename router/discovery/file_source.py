@@ -4,12 +4,12 @@ import asyncio
 
 from pydantic import TypeAdapter, ValidationError
 
+from replica.contract.yaml_file import YamlError, read_yaml
 from router.config import ConfigError, describe
 from router.discovery.source import Found, SourceStatus
 from router.discovery_config import FileDiscovery
 from router.replica_config import ReplicaConfig
 from router.watched_file import WatchedFile
-from router.yaml_file import YamlError, read_yaml
 
 _LIST = TypeAdapter(tuple[ReplicaConfig, ...])
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from router.yaml_file import YamlError, line_of, read_yaml
+from replica.contract.yaml_file import YamlError, line_of, read_yaml
 from sim.plan.config import PlanConfig
 from sim.plan.plan_error import PlanError
 

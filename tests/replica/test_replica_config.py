@@ -37,7 +37,8 @@ def test_a_model_is_enough(tmp_path: Path) -> None:
     [
         ("", "empty; expected at least `model: smollm2`"),
         ("- a", "expected a mapping"),
-        ("model: [", "not valid YAML"),
+        ("model: [", "not valid YAML: line 1"),
+        ("model: tiny\nseed: 1\nmodel: x", "line 3: the key 'model' is given twice, first in line 1"),
         ("listen: 127.0.0.1:1", "model: Field required"),
         ("model: tiny\nkv_token: 5", "kv_token: .*unknown key"),
         ("model: tiny\nlisten: 8000", "listen"),

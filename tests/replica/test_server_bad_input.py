@@ -1,6 +1,10 @@
 """Bad input gets OpenAI's error shape and a sentence that helps, never a 500, and the replica goes on."""
 
 import asyncio
+import gzip
+import json
+import zlib
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -52,6 +56,11 @@ BAD: tuple[tuple[str, Any, int, str, str | None], ...] = (
     (CHAT, _chat(tools=[{"type": "function"}]), 400, "no place for tool definitions", "tools"),
     (CHAT, _chat(tools="x"), 400, "tools: expected a list of tool definitions", "tools"),
     (CHAT, _chat(tools=[{}], tool_choice="required"), 400, "tool_choice: expected", "tool_choice"),
+    (CHAT, _chat(prompt_logprobs=1), 400, "prompt_logprobs is not supported", "prompt_logprobs"),
+    (COMPLETIONS, _plain(prompt_logprobs=0), 400, "for generated tokens only", "prompt_logprobs"),
+    (COMPLETIONS, _plain(echo=True, logprobs=1), 400, "echo with logprobs", "logprobs"),
+    (CHAT, _chat(guided_json={"type": "object"}), 400, "guided_json is not supported", "guided_json"),
+    (CHAT, _chat(chat_template_kwargs={"a": 1}), 400, "no values but messages", "chat_template_kwargs"),
     (CHAT, _chat(max_tokens=-1), 400, "max_tokens: expected a whole number, 1 or more, got -1", "max_tokens"),
     (CHAT, _chat(max_tokens=0), 400, "max_tokens: expected", "max_tokens"),
     (CHAT, _chat(max_tokens="5"), 400, "max_tokens: expected a whole number", "max_tokens"),
@@ -175,19 +184,38 @@ def test_a_body_that_is_too_large_is_413() -> None:
     asyncio.run(run())
 
 
-def test_junk_that_claims_an_encoding_is_the_clients_fault() -> None:
+@pytest.mark.parametrize(
+    ("encoding", "data", "status"),
+    [
+        *((name, b"junk", 400) for name in ("gzip", "deflate")),
+        ("gzip", gzip.compress(b"x" * 100)[:-9], 400),
+        ("zstd", b"junk", 415),
+        ("br", b"junk", 415),
+        ("gzip", gzip.compress(b" " * (2**20 + 1)), 413),
+    ],
+)
+def test_a_wrong_content_encoding_is_the_clients_fault(encoding: str, data: bytes, status: int) -> None:
     async def run() -> None:
-        async with replica() as running:
-            for _ in range(3):
-                async with (
-                    aiohttp.ClientSession() as session,
-                    session.post(
-                        running.url + COMPLETIONS, data=b"junk", headers={"content-encoding": "gzip"}
-                    ) as answer,
-                ):
-                    assert answer.status == 400
-                    assert "Content-Encoding" in (await answer.json())["error"]["message"]
+        async with replica(max_body_mib=1) as running, aiohttp.ClientSession() as session:
+            headers = {"content-encoding": encoding}
+            async with session.post(running.url + COMPLETIONS, data=data, headers=headers) as answer:
+                assert answer.status == status and answer.content_type == "application/json"
+                error = (await answer.json())["error"]
+                assert error["code"] == status and ("Content-Encoding" in error["message"] or status == 413)
             assert (await post(running.url + COMPLETIONS, _plain()))[0] == 200
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("encoding", "encode"), [("gzip", gzip.compress), ("deflate", zlib.compress), ("identity", bytes)]
+)
+def test_a_compressed_body_is_read(encoding: str, encode: Callable[[bytes], bytes]) -> None:
+    async def run() -> None:
+        async with replica() as running, aiohttp.ClientSession() as session:
+            body, headers = encode(json.dumps(_plain()).encode()), {"content-encoding": encoding}
+            async with session.post(running.url + COMPLETIONS, data=body, headers=headers) as answer:
+                assert answer.status == 200
 
     asyncio.run(run())
 

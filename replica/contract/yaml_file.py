@@ -28,9 +28,9 @@ class _Loader(yaml.SafeLoader):
 def read_yaml(text: str) -> object:
     """The value of the one document in ``text``. Raises ``YamlError``.
 
-    >>> read_yaml("a: 1\\nb: {c: 2}\\na: 3")
+    >>> read_yaml("a: 1\\nb: {c: 2}\\na: 3")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    router.yaml_file.YamlError: line 3: the key 'a' is given twice, first in line 1; keep one of them
+    replica.contract.yaml_file.YamlError: line 3: the key 'a' is given twice, first in line 1; ...
     """
     try:
         return yaml.load(text, _Loader)
