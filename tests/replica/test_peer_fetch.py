@@ -125,13 +125,14 @@ def test_nobody_listens() -> None:
         engine.close()
 
 
-@pytest.mark.parametrize("stranger", ["secret", "model", "kernels", "salt"])
+@pytest.mark.parametrize("stranger", ["secret", "model", "kernels", "int8", "salt"])
 def test_strangers_give_and_get_nothing(stranger: str) -> None:
     with LendingPeer(lending_engine([(PROMPT, "theirs")])) as peer:
         engine = {
             "secret": lambda: asking_engine("another"),
             "model": lambda: asking_engine(model=load_model("tiny", seed=3)),
             "kernels": lambda: asking_engine(batch_invariant=False),
+            "int8": lambda: asking_engine(kv_int8=True),
             "salt": asking_engine,
         }[stranger]()
         request = replace(greedy_request("a", PROMPT, 4), source=peer.offer(), salt="ours")

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
+from router.proxy.explanation import explanation, lines
 from router.routing.calibration import DEFAULT_PREFILL
 from router.routing.decision import Decision, NoReplica, Reason
 from router.routing.fleet import Fleet
@@ -237,6 +238,33 @@ def test_roles_may_change_while_it_runs() -> None:
     fleet.replica_respecified(0, replica_spec("a", pull=KvPull.NONE))
     fleet.replica_respecified(1, replica_spec("b", pull=KvPull.NONE))
     assert submitted(fleet, prompt(2, *LONG), 200.0).decision.route is None
+
+
+def test_a_decision_explains_both_ways() -> None:
+    fleet = two_pools()
+    told = explanation(fleet, *fleet.explain(prompt(*LONG), 0.0, two_steps=True))
+    assert told["replica"] == "p" and [row["role"] for row in told["candidates"]] == [
+        *("prefill", "decode", "decode")
+    ]
+    assert told["kv"]["step"] == "prefill" and told["kv"]["other"] in ("d1", "d2")
+    assert told["kv"]["two_steps_ms"] < told["kv"]["one_step_ms"]
+    (said,) = [line for line in lines(told) if line.startswith("KV, ")]
+    assert "two steps: d" in said and "pulls 16002 tokens from it and answers (94.8 ms of transfer)" in said
+    told = explanation(fleet, *fleet.explain(prompt(*SHORT), 0.0, two_steps=True))
+    assert any("one step: it computes what it lacks; in total: one step" in line for line in lines(told))
+    plain = fleet_of(replica_spec("a", pull=KvPull.NONE))
+    assert explanation(plain, *plain.explain(prompt(*LONG), 0.0, two_steps=True))["kv"] is None
+
+
+def test_of_many_replicas_some_are_priced() -> None:
+    specs = [replica_spec(f"p{number}", Role.PREFILL) for number in range(50)]
+    specs += [replica_spec(f"d{number}", Role.DECODE) for number in range(50)]
+    fleet = fleet_of(*specs)
+    home = two_steps(fleet, prompt(*LONG), 0.0)
+    assert home.replica.role is Role.DECODE
+    fleet.finished(home, 5.0)
+    again = submitted(fleet, prompt(*LONG, 5), 10.0)
+    assert again.replica is home.replica and route_of(again.decision).step is Step.DIRECT
 
 
 def test_vllm_pools_hand_over_but_name_no_other_source() -> None:
