@@ -211,13 +211,14 @@ def test_B145_probes_run_side_by_side_and_cost_no_tokens() -> None:
         fleet = {replica.name: replica for replica in rig.router.fleet.replicas}
         assert all(fleet[f"r{index}"].probed for index in range(7))
         before = [len(fake.probes) for fake in rig.replicas]
-        # Three questions a round; in the time of one black hole's time-out there are more rounds than one.
+        # Two questions a round at least; in the time of one black hole's time-out there is more than one.
         await until(lambda: fleet["dark0"].health.state is HealthState.EJECTED)
-        assert all(len(fake.probes) - count >= 6 for fake, count in zip(rig.replicas, before, strict=True))
+        assert all(len(fake.probes) - count >= 4 for fake, count in zip(rig.replicas, before, strict=True))
         await rig.until_health("dark1", "ejected")
         await rig.until_health("dark2", "ejected")
         asked = {(probe.method, probe.target, probe.body) for fake in rig.replicas for probe in fake.probes}
-        assert asked == {(b"GET", path, b"") for path in (b"/health", b"/v1/models", b"/metrics")}
+        paths = (b"/health", b"/v1/models", b"/metrics", b"/info")  # the last: unknown engines may be TGI
+        assert asked == {(b"GET", path, b"") for path in paths}
         assert not any(fake.requests for fake in rig.replicas)
         assert {(await rig.ask(CHAT)).status for _ in range(10)} == {200}
 
