@@ -105,12 +105,37 @@ async def fleet(replicas: int, **settings: Any) -> AsyncIterator[Fleet]:
             await router.stop()
 
 
-def rank_z(one: Sequence[float], other: Sequence[float]) -> float:
-    """How far apart two samples are by rank (Mann-Whitney), in standard deviations if they are alike.
+@dataclass(slots=True)
+class Probes:
+    """What was found, in the same order."""
 
-    >>> rank_z([1, 2, 3, 4], [5, 6, 7, 8]), rank_z([1, 4, 6, 7], [2, 3, 5, 8])
-    (2.3094010767585034, 0.0)
-    """
-    less = sum((a < b) + 0.5 * (a == b) for a in one for b in other)
+    own: list[Probe]
+    """The victim's second request with each of its prompts."""
+    known: list[Probe]
+    """The prober's with the same prompts."""
+    fresh: list[Probe]
+    """The prober's with prompts that nobody has sent."""
+    homes: list[str]
+    """Where the victim's first requests went."""
+
+
+async def probed(rig: Fleet, prober: str, pairs: int) -> Probes:
+    """Known and fresh prompts take turns in random order: a machine that is busy for a while slows both."""
+    rng, found = random.Random(2), Probes([], [], [], [])
+    await rig.ask(prober, rig.text())  # warm connections and code
+    for _ in range(pairs):
+        secret = rig.text()
+        found.homes.append((await rig.ask("victim", secret)).replica)
+        found.own.append(await rig.ask("victim", secret))
+        pair = [(found.known, secret), (found.fresh, rig.text())]
+        rng.shuffle(pair)
+        for seen, text in pair:
+            seen.append(await rig.ask(prober, text))
+    return found
+
+
+def rank_z(one: Sequence[Probe], other: Sequence[Probe]) -> float:
+    """How far apart two samples of times are by rank (Mann-Whitney), in standard deviations of samples alike."""
+    less = sum((a.ttft_s < b.ttft_s) + 0.5 * (a.ttft_s == b.ttft_s) for a in one for b in other)
     count = len(one) * len(other)
     return (less - count / 2) / sqrt(count * (len(one) + len(other) + 1) / 12)

@@ -1,7 +1,6 @@
 """Bug cases of the category tenant isolation; B007 is in ``test_tenants``, B119 in ``tests/state``."""
 
 import asyncio
-import random
 from math import sqrt
 from typing import Any
 
@@ -14,7 +13,7 @@ from tests.fakes.fake_replica import Hang
 from tests.fakes.proxy_rig import Rig, until, with_rig
 from tests.fakes.raw_client import RawClient
 from tests.replica.serving import post
-from tests.router.cases.tenant_prober import Probe, fleet, rank_z
+from tests.router.cases.tenant_prober import fleet, probed, rank_z
 
 PART = st.one_of(st.none(), st.text(alphabet="ab\0:1,|ms\x1f", max_size=4))
 
@@ -124,7 +123,7 @@ def test_B107_what_one_tenant_warmed_another_is_not_sent_to() -> None:
 
 
 PAIRS = 40
-ALIKE, APART = 4.0, 5.5
+ALIKE, APART = 4.0, 4.5
 """Standard deviations of the ranks: samples that are alike are further apart once in 16,000 runs; two of 40
 with every value of one below all of the other are 7.7 apart."""
 
@@ -137,34 +136,23 @@ def test_B090_nothing_tells_a_tenant_that_anothers_prompt_is_cached() -> None:
     """
 
     async def run() -> None:
-        rng = random.Random(2)
         async with fleet(2) as rig:
-            known: list[Probe] = []
-            fresh: list[Probe] = []
-            own: list[Probe] = []
-            at_home = [0, 0]
-            await rig.ask("prober", rig.text())  # warm connections and code
-            for _ in range(PAIRS):
-                secret = rig.text()
-                victim = await rig.ask("victim", secret)
-                own.append(await rig.ask("victim", secret))
-                probes = [(known, secret), (fresh, rig.text())]
-                rng.shuffle(probes)
-                for seen, text in probes:
-                    seen.append(await rig.ask("prober", text))
-                for kind, seen in enumerate((known, fresh)):
-                    at_home[kind] += seen[-1].replica == victim.replica
+            probes = await probed(rig, "prober", PAIRS)
+            known, fresh, own = probes.known, probes.fresh, probes.own
             assert all(one.cached_tokens > 900 and one.reason == "warm" for one in own)
-            assert abs(rank_z([one.ttft_s for one in own], [one.ttft_s for one in fresh])) > APART
-            assert abs(rank_z([one.ttft_s for one in known], [one.ttft_s for one in fresh])) < ALIKE
+            assert abs(rank_z(own, fresh)) > APART
+            assert abs(rank_z(known, fresh)) < ALIKE
             told = {(one.cached_tokens, one.matched_tokens, one.reason) for one in known + fresh}
             assert told == {(0, 0, "cold")}
-            assert abs(at_home[0] - at_home[1]) < ALIKE * sqrt(PAIRS / 2), "drawn to where the victim's went"
+            drawn = [
+                sum(one.replica == home for one, home in zip(seen, probes.homes, strict=True))
+                for seen in (known, fresh)
+            ]
+            assert abs(drawn[0] - drawn[1]) < ALIKE * sqrt(PAIRS / 2), "to where the victim's went"
             await _nothing_else_tells(rig.router.data_plane.address, rig.urls[0])
         async with fleet(1, prefix_caching=False) as rig:
-            texts = [rig.text() for _ in range(20)]
-            first = [(await rig.ask("victim", text)).ttft_s for text in texts]
-            assert abs(rank_z(first, [(await rig.ask("victim", text)).ttft_s for text in texts])) < ALIKE
+            probes = await probed(rig, "victim", PAIRS // 2)
+            assert abs(rank_z(probes.known, probes.fresh)) < ALIKE
 
     asyncio.run(run())
 
