@@ -126,6 +126,7 @@ class RouterRig:
         return not (
             self.router.counters.in_flight
             or self.router.fleet.held
+            or not all(quota.unused for quota in self.router.fleet.tenants.quotas.values())
             or any(ledger.queued or ledger.decoding or ledger.outstanding_tokens for ledger in ledgers)
         )
 

@@ -135,7 +135,7 @@ async def probed(rig: Fleet, prober: str, pairs: int) -> Probes:
 
 
 def rank_z(one: Sequence[Probe], other: Sequence[Probe]) -> float:
-    """How far apart two samples of times are by rank (Mann-Whitney), in standard deviations of samples alike."""
+    """How far apart two samples of times are by rank (Mann-Whitney), in standard deviations of alike ones."""
     less = sum((a.ttft_s < b.ttft_s) + 0.5 * (a.ttft_s == b.ttft_s) for a in one for b in other)
     count = len(one) * len(other)
     return (less - count / 2) / sqrt(count * (len(one) + len(other) + 1) / 12)
