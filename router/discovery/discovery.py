@@ -10,6 +10,7 @@ from router.discovery.file_source import FileSource
 from router.discovery.kubernetes_source import KubernetesSource
 from router.discovery.source import Source, SourceStatus
 from router.discovery_config import DiscoveryConfig, DnsDiscovery, FileDiscovery
+from router.ended_tasks import end_tasks
 from router.replica_config import ReplicaConfig
 
 FIRST_ANSWERS_S = 5.0
@@ -112,7 +113,7 @@ class Discovery:
         for one in self._running:
             self._end(one)
         self._running = ()
-        await asyncio.gather(*self._ended, return_exceptions=True)
+        await end_tasks(self._ended)
 
     def _end(self, one: Running) -> None:
         if one.task is not None:

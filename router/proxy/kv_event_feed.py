@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from router.config import ConfigError, RouterConfig
+from router.ended_tasks import end_tasks
 from router.proxy.counters import Counters, KvEventCounters
 from router.replica_config import KvEventsConfig
 from router.routing.fleet import Fleet
@@ -104,7 +105,7 @@ class KvEventFeed:
         tasks = [subscription.task for subscription in self._subscriptions.values()]
         for replica in list(self._subscriptions):
             self.unsubscribe(replica)
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(tasks)
         if self._context is not None:
             self._context.destroy(linger=0)
             self._context = None

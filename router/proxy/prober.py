@@ -15,6 +15,7 @@ from functools import partial
 import aiohttp
 
 from router.config import RouterConfig
+from router.ended_tasks import end_tasks
 from router.proxy.cache_report import CacheWarnings
 from router.proxy.engine_reader import EngineReader
 from router.proxy.replica_access import ReplicaAccess, replica_accesses
@@ -85,10 +86,7 @@ class Prober:
 
     async def stop(self) -> None:
         """End all probes."""
-        tasks = [*self._tasks.values(), *self._ended]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks([*self._tasks.values(), *self._ended])
 
     async def _watch(self, replica: ReplicaState, asked: "asyncio.Future[None]") -> None:
         async with aiohttp.ClientSession() as session:

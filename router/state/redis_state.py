@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 
 from router.config_values import masked_url
+from router.ended_tasks import end_tasks
 from router.routing.fleet import Fleet
 from router.routing.journal import Journal
 from router.state.link_status import LinkState, LinkStatus
@@ -31,7 +32,6 @@ log = logging.getLogger("warmroute.state")
 
 WARM_LIMIT_S = 2.0
 """A start waits at most so long for what the others know; the rest comes while requests are served."""
-CANCEL_AGAIN_S = 0.2
 
 
 class RedisState:
@@ -82,12 +82,9 @@ class RedisState:
 
     async def stop(self) -> None:
         """Tell the others that this router leaves; end all tasks."""
-        pending = set(self._tasks)
+        tasks = list(self._tasks)
         self._tasks.clear()
-        while pending:  # again and again: a client's own clean-up can swallow a cancellation
-            for task in pending:
-                task.cancel()
-            _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
+        await end_tasks(tasks)
         if self._status.state is not LinkState.CUT_OFF:
             await self._writer.leave()
         self._fleet.journal = None
