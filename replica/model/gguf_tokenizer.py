@@ -6,6 +6,7 @@ from typing import Any
 from tokenizers import Regex, pre_tokenizers, processors
 from tokenizers import Tokenizer as LibraryTokenizer
 
+from replica.model.sentencepiece import sentencepiece_tokenizer
 from replica.model.shape import ModelError
 from replica.model.tokenizer import byte_level_tokenizer
 
@@ -21,29 +22,42 @@ _QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
 def gguf_tokenizer(metadata: Mapping[str, Any]) -> LibraryTokenizer:
-    """The tokenizer of a GGUF file with byte-level BPE.
+    """The tokenizer of a GGUF file: byte-level BPE (``gpt2``) or SentencePiece BPE (``llama``).
 
     Raises:
         ModelError: another kind of tokenizer, or a way of cutting words that we do not know.
     """
     model, words = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
-    if model != "gpt2":
+    if model not in ("gpt2", "llama"):
         raise ModelError(
-            f"GGUF: tokenizer model {model!r} is not supported, only 'gpt2' (byte-level BPE); "
-            "use the model's Hugging Face folder with its tokenizer.json instead"
+            f"GGUF: tokenizer model {model!r} is not supported, only 'gpt2' (byte-level BPE) and 'llama' "
+            "(SentencePiece); use the model's Hugging Face folder with its tokenizer.json instead"
         )
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     kinds: list[int] = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
-    merges = [_merge(line) for line in metadata["tokenizer.ggml.merges"]]
-    library = byte_level_tokenizer(
-        vocabulary={text: number for number, text in enumerate(tokens)},
-        merges=merges,
-        pre_tokenizer=_pre_tokenizer(words),
-        special=[text for text, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL],
-        ordinary_added=[text for text, kind in zip(tokens, kinds, strict=True) if kind == _USER_DEFINED],
-    )
+    special = [text for text, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL]
+    ordinary = [text for text, kind in zip(tokens, kinds, strict=True) if kind == _USER_DEFINED]
+    if model == "llama":
+        library = sentencepiece_tokenizer(
+            tokens,
+            metadata["tokenizer.ggml.scores"],
+            unknown=metadata.get("tokenizer.ggml.unknown_token_id"),
+            special=special,
+            ordinary_added=ordinary,
+            space_first=metadata.get("tokenizer.ggml.add_space_prefix", True),
+        )
+        adds_bos = True
+    else:
+        library = byte_level_tokenizer(
+            vocabulary={text: number for number, text in enumerate(tokens)},
+            merges=[_merge(line) for line in metadata["tokenizer.ggml.merges"]],
+            pre_tokenizer=_pre_tokenizer(words),
+            special=special,
+            ordinary_added=ordinary,
+        )
+        adds_bos = words in _BOS_BY_DEFAULT
     bos = metadata.get("tokenizer.ggml.bos_token_id")
-    if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", words in _BOS_BY_DEFAULT):
+    if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", adds_bos):
         library.post_processor = processors.TemplateProcessing(
             single=f"{tokens[bos]} $A", special_tokens=[(tokens[bos], bos)]
         )

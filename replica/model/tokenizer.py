@@ -41,7 +41,7 @@ class Tokenizer:
             self.strips_leading_space = False
         elif "ByteFallback" in kinds or "Metaspace" in kinds:
             of_character = None
-            self.strips_leading_space = True
+            self.strips_leading_space = "Strip" in kinds or "Metaspace" in kinds
         else:
             raise ModelError(
                 f"tokenizer.json: decoder {sorted(kinds)} is not supported; expected ByteLevel, or "

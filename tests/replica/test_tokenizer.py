@@ -2,9 +2,11 @@
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -158,12 +160,70 @@ def test_sentencepiece_tokens_come_out_as_the_library_decodes_them() -> None:
     assert pieces == ["Hello", " ", "world", " a", "", "", "\u20ac", " "]
 
 
+CORPUS = (
+    "The quick brown fox jumps over the lazy dog. It's 2024, and 3.14 is near pi.",
+    "Hello world, hello again: worlds within worlds; hellos and hollows.",
+    "h\u00e9llo w\u00f6rld, gr\u00fc\u00dfe aus k\u00f6ln",
+    "def add(x, y):\n    return x + y",
+)
+
+
+@pytest.mark.parametrize("space_first", [True, False])
+def test_a_sentencepiece_gguf_encodes_as_sentencepiece_does(tmp_path: Path, space_first: bool) -> None:
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS * 20),
+        model_prefix=str(tmp_path / "spm"),
+        model_type="bpe",
+        vocab_size=420,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=space_first,
+        user_defined_symbols=["[tool]"],
+        minloglevel=2,
+    )
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spm.model"))
+    size = theirs.get_piece_size()
+
+    def kind(number: int) -> int:
+        if theirs.is_unknown(number):
+            return 2
+        if theirs.is_control(number):
+            return 3
+        return 6 if theirs.is_byte(number) else 4 if theirs.id_to_piece(number) == "[tool]" else 1
+
+    ours = Tokenizer(
+        gguf_tokenizer(
+            {
+                "tokenizer.ggml.model": "llama",
+                "tokenizer.ggml.tokens": [theirs.id_to_piece(number) for number in range(size)],
+                "tokenizer.ggml.scores": [theirs.get_score(number) for number in range(size)],
+                "tokenizer.ggml.token_type": [kind(number) for number in range(size)],
+                "tokenizer.ggml.unknown_token_id": theirs.unk_id(),
+                "tokenizer.ggml.bos_token_id": theirs.bos_id(),
+                "tokenizer.ggml.add_space_prefix": space_first,
+            }
+        )
+    )
+    chance = random.Random(4)
+    letters = "helowrdxyz \u00e9\u00f6\u4f60\U0001f600 ,.\n"
+    made = ["".join(chance.choice(letters) for _ in range(chance.randrange(1, 40))) for _ in range(300)]
+    for text in (*CORPUS, *TEXTS[1:6], *made):
+        tokens = ours.encode(text, add_special_tokens=False)
+        assert tokens == theirs.encode(text), text
+        assert ours.decode(tokens) == text
+    assert ours.encode("hello", add_special_tokens=True)[0] == theirs.bos_id()
+    tool = theirs.piece_to_id("[tool]")
+    assert tool in ours.encode("see [tool]now", add_special_tokens=False)
+    assert ours.decode([theirs.bos_id(), tool]) == "[tool]"
+
+
 def test_a_tokenizer_that_we_cannot_undo_is_refused() -> None:
     library = LibraryTokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     with pytest.raises(ModelError, match="decoder"):
         Tokenizer(library)
-    with pytest.raises(ModelError, match="tokenizer model 'llama'"):
-        gguf_tokenizer({"tokenizer.ggml.model": "llama"})
+    with pytest.raises(ModelError, match="tokenizer model 'bert'"):
+        gguf_tokenizer({"tokenizer.ggml.model": "bert"})
     metadata = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.tokens": ["a", "b", "ab"],
