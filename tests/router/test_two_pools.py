@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 from typing import Any
 
 import pytest
@@ -18,9 +19,12 @@ from tests.fakes.fake_replica import (
     Wait,
     chunk,
     completion,
+    delta,
     head,
     openai_plan,
     sized,
+    stream,
+    usage_event,
 )
 from tests.fakes.proxy_rig import CHAT, Rig, until, with_rig
 
@@ -53,7 +57,7 @@ def answerers(rig: Rig) -> list[FakeReplica]:
 def vllm_prefill(request: SeenRequest) -> Plan:
     """What vLLM answers with its NIXL connector."""
     assert json.loads(request.body)["kv_transfer_params"]["do_remote_decode"] is True
-    answer = json.loads(completion()) | {"kv_transfer_params": PARAMS}
+    answer = json.loads(completion(prompt=10_000)) | {"kv_transfer_params": PARAMS}
     return [Send(sized(json.dumps(answer).encode()))]
 
 
@@ -396,3 +400,61 @@ def test_vllms_parameters_are_sent_again_where_the_request_was_never_seen() -> N
         assert sent(rig.replicas[1], -1)["kv_transfer_params"] == PARAMS
 
     with_rig(scenario, each=VLLM, policy={"kind": "predicted_finish"})
+
+
+@pytest.mark.parametrize("pull", ["warmroute", "vllm", "llm-d"])
+def test_whatever_breaks_in_either_step_every_request_ends_once(pull: str) -> None:
+    """Sixty requests, a third of all steps broken in some way, clients that leave: nothing stays booked."""
+    rng = random.Random(pull)
+
+    def unsteady(seen: SeenRequest) -> Plan:
+        healthy: Plan = [Send(sized(completion(prompt=10_000)))]
+        if json.loads(seen.body)["stream"]:
+            healthy = [Send(stream(delta("hel"), delta(None, finish="stop"), usage_event(10_000, 2, 4)))]
+        elif b"do_remote_decode" in seen.body:
+            healthy = vllm_prefill(seen)
+        faults: list[Plan] = [
+            [Close()],
+            [Reset()],
+            [Send(b"HTTP/1.1 200 OK\r\n"), Close()],
+            [Send(sized(b"{}", 500, "No"))],
+            [Send(sized(b"{}", 429, "No", retry_after="1"))],
+            [Send(sized(b"{}", 400, "No"))],
+            [Send(sized(completion())[:-9]), Reset()],
+        ]
+        return rng.choice(faults) if rng.random() < 0.33 else healthy
+
+    async def scenario(rig: Rig) -> None:
+        for one in rig.replicas:
+            one.default = unsteady
+
+        async def asks(number: int) -> int | None:
+            text = f"{number} " + "long " * rng.choice((10, 4_000, 8_000))
+            body = LONG | {"messages": [{"role": "user", "content": text}], "stream": number % 2 == 0}
+            if number % 7 == 0:
+                client = await rig.client()
+                await client.post(body)
+                client.leave()
+                return None
+            answer = await rig.ask(body)
+            assert answer.status in (200, 400, 429, 500, 502, 503), answer.status
+            return answer.status
+
+        statuses = []
+        for first in range(0, 60, 12):
+            statuses += await asyncio.gather(*(asks(number) for number in range(first, first + 12)))
+        assert statuses.count(200) > 20
+        await until(lambda: not any(rig.booked().values()))
+        assert rig.counters.handoffs > 5
+
+    # The fakes compute in no time, and the router learns it.
+    ways = {"kv_source": "10.0.0.1:8400"} if pull == "warmroute" else {"kv_pull": pull}
+    decode = {"role": "decode", "kv_pull": pull, "transfer": {"fixed_ms": 0, "us_per_token": 0.001}}
+    each = [{"role": "prefill"} | ways] * 2 + [decode] * 3
+    with_rig(
+        scenario,
+        each=each,
+        policy={"kind": "predicted_finish"},
+        health={"failures_to_eject": 1_000},
+        retries={"attempts": 4, "budget_floor": 1_000},
+    )
