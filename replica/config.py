@@ -11,6 +11,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     ValidationError,
     model_validator,
@@ -90,6 +91,8 @@ class ReplicaConfig(Section):
 
     max_body_mib: PositiveInt = 64
     """Largest request body."""
+    hang_s: PositiveFloat = 60.0
+    """A step that takes longer makes /health answer 503, until it ends."""
     drain_s: NonNegativeInt = 10
     """On SIGTERM, running requests may go on for this long."""
 

@@ -98,7 +98,9 @@ async def start(
     prompts = PromptReader(
         model.tokenizer, model.chat_template, model.shape.vocab, engine.limits.max_model_len
     )
-    routes = ReplicaRoutes(model, name, thread, prompts, metrics, sources, config.cache_salt.rule())
+    routes = ReplicaRoutes(
+        model, name, thread, prompts, metrics, sources, config.cache_salt.rule(), config.hang_s
+    )
     app = web.Application(middlewares=[errors_in_openai_shape], client_max_size=config.max_body_mib * 2**20)
     app.on_response_prepare.append(echo_request_id)
     routes.add_to(app)

@@ -80,6 +80,7 @@ class EngineThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._load = engine.load()
         self._preemptions = 0
+        self._turn_began_s: float | None = None
         self.failure: str | None = None
         """Why the engine died; ``None`` while it lives."""
         self.died = asyncio.Event()
@@ -105,6 +106,12 @@ class EngineThread:
     def handed_over(self) -> int:
         """Requests on their way to the engine."""
         return self._commands.qsize()
+
+    @property
+    def turn_s(self) -> float:
+        """How long the step under way has been taking; 0 while there is nothing to do."""
+        began_s = self._turn_began_s
+        return 0.0 if began_s is None else time.monotonic() - began_s
 
     @property
     def preemptions(self) -> int:
@@ -202,11 +209,13 @@ class EngineThread:
     def _obey_commands(self) -> bool:
         """Run what has come in; wait for something when idle. False: stop."""
         wait = not self._engine.has_work
+        self._turn_began_s = None if wait else time.monotonic()
         while True:
             try:
                 command = self._commands.get(block=wait)
             except queue.Empty:
                 return True
+            self._turn_began_s = time.monotonic()
             if command is None:
                 return False
             command(self._engine)

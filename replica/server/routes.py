@@ -43,9 +43,10 @@ class ReplicaRoutes:
         metrics: ReplicaMetrics,
         sources: SourceRule | None = None,
         salts: SaltRule | None = None,
+        hang_s: float = 60.0,
     ) -> None:
-        """``sources``: whom a request may name as the source of its KV; None: nobody is asked. ``salts``:
-        whose cache salts count; None: nobody's.
+        """``hang_s``: a step that takes longer makes /health fail. ``sources``: whom a request may name as
+        the source of its KV; None: nobody is asked. ``salts``: whose cache salts count; None: nobody's.
         """
         self._model = model
         self._name = name
@@ -54,6 +55,7 @@ class ReplicaRoutes:
         self._metrics = metrics
         self._sources = sources
         self._salts = salts or SaltRule()
+        self._hang_s = hang_s
         self._created = int(time.time())
         self.draining = False
         """On its way out: /health says so, so that routers send nothing new."""
@@ -139,13 +141,14 @@ class ReplicaRoutes:
         return json_answer(self._model_card())
 
     async def health(self, request: web.Request) -> web.StreamResponse:
-        """GET /health: 200 while the engine lives, 503 with the reason otherwise."""
-        if self._thread.failure is not None:
-            return json_answer(error_body(self._thread.failure, "ServiceUnavailableError", 503), 503)
-        if self.draining:
-            return json_answer(
-                error_body("the replica is shutting down", "ServiceUnavailableError", 503), 503
-            )
+        """GET /health: 200 while the engine lives and moves, 503 with the reason otherwise."""
+        why = self._thread.failure
+        if why is None and self._thread.turn_s > self._hang_s:
+            why = f"the engine has been in one step for {self._thread.turn_s:.1f} s (hang_s {self._hang_s:g})"
+        if why is None and self.draining:
+            why = "the replica is shutting down"
+        if why is not None:
+            return json_answer(error_body(why, "ServiceUnavailableError", 503), 503)
         return json_answer({"status": "ok"})
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
