@@ -45,7 +45,7 @@ pure: ## remove what make compile made: plain Python again
 test-compiled: compile ## the router's tests on what make compile made
 	$(BIN)/pytest tests/router tests/contract
 
-load: $(VENV)/dev.stamp ## streaming chat users against a router with tiny replicas, 20 seconds
+load: $(VENV)/dev.stamp ## streaming chat, agent and RAG users against a router with tiny replicas, 20 seconds
 	$(BIN)/python -m tests.load.run_load $(LOAD_ARGS)
 
 chaos: $(VENV)/dev.stamp ## kill, freeze and break replicas behind a router for two minutes; check every answer

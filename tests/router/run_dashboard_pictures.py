@@ -11,7 +11,6 @@ Chromium.
 import argparse
 import asyncio
 import base64
-import json
 import random
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from tests.fakes.redis_server import redis_server
 REPLICAS = 5
 SESSIONS = 40
 SECONDS = 75
+TENANTS = (("search", {"concurrent": 16}), ("support", {"requests_per_s": 3}))
 DOCUMENTS = ("handbook", "price list", "style guide")
 PICTURES = (("dashboard.png", 1420, 980, False), ("dashboard-dark.png", 1420, 980, True))
 PHONE = ("dashboard-phone.png", 390, 844, False)
@@ -39,7 +39,8 @@ PHONE = ("dashboard-phone.png", 390, 844, False)
 async def talk(url: str, session: int) -> None:
     """One chat after another: a shared document, then turns that grow."""
     rng = random.Random(session)
-    async with aiohttp.ClientSession() as http:
+    tenant, _ = TENANTS[session % 3 == 0]
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer sk-{tenant}"}) as http:
         while True:
             document = DOCUMENTS[min(rng.randrange(5), 2)]
             messages = [{"role": "system", "content": f"{document} " * rng.choice((1_500, 3_000))}]
@@ -76,6 +77,12 @@ async def routers(replicas: list[int], redis: str) -> AsyncIterator[list[Router]
             "admin": "127.0.0.1:0",
             "replicas": [*named, {"url": "http://127.0.0.1:9", "name": f"gpu-{REPLICAS}", "tags": ["l40s"]}],
             "state": {"kind": "redis", "url": redis},
+            "tenants": {
+                "salt_secret": "made-up-for-pictures-only",
+                "members": [
+                    {"name": name, "keys": [f"sk-{name}"], "limits": limits} for name, limits in TENANTS
+                ],
+            },
             "shutdown_timeout_s": 0.1,
         }
         router = Router(parse_config(config, f"router {number}"))
@@ -118,16 +125,12 @@ async def draw() -> dict[str, bytes]:
                     await page.size(width, height, dark=dark)
                     await page.evaluate("scrollTo(0, 0)")
                     pictures[file] = await taken(page)
-                body = {
-                    "model": "mock",
-                    "messages": [{"role": "user", "content": f"{DOCUMENTS[2]} " * 3_000}],
-                }
-                await page.evaluate(f"byId('body').value = {json.dumps(json.dumps(body))}")
-                await page.evaluate("byId('explain').requestSubmit()")
-                await page.until("document.querySelectorAll('#candidates tr').length > 0")
                 await page.size(1420, 1300)
                 await page.evaluate("byId('decisions-title').scrollIntoView()")
                 pictures["dashboard-decisions.png"] = await taken(page)
+                await page.size(1420, 420)
+                await page.evaluate("byId('tenants-title').scrollIntoView()")
+                pictures["dashboard-tenants.png"] = await taken(page)
                 file, width, height, dark = PHONE
                 await page.size(width, height, dark=dark)
                 await page.evaluate("scrollTo(0, 0)")

@@ -251,6 +251,8 @@ def test_tenants_are_shown_where_there_are_some() -> None:
             await page.until(f"{CARDS}('#tenants').some((one) => one['Turned away'].startsWith('1'))")
             rows = {one["Tenant"]: one for one in await _cards(page, "#tenants")}
             acme = rows["acme"]
+            assert "turned away in the last minute: tenant_" in await page.text("#attention")
+            assert "errors of this router" not in await page.text("#attention")
             assert acme["In flight"] == "0of 8; 0 held here" and acme["Hit share"] == "75.0%last minute"
             assert acme["Turned away"].startswith("1tenant") and acme["Requests/s"].endswith("of 2/s")
             assert acme["Tokens/s"].endswith("no limit") and "boltweight 2.0" in rows

@@ -1,4 +1,5 @@
 // What is wrong now, and the figures of this router's traffic.
+const OF_LIMITS = /^(tenant|hold)_/; // codes of errors that are a 429: somebody's limit, or a full queue
 const SLOW = 2; // times the fleet's median prefill time: the alert WarmrouteSlowReplica
 
 /** [how bad, text, the alert whose runbook says what to do] of everything that wants somebody's eyes. */
@@ -14,8 +15,10 @@ function problems(fleet) {
   if (fleet.replicas.length > 2) tell("watch", named((r) => r.usable && r.calibration.prefill_factor > SLOW * usual), (many) => `${many ? "prefill" : "prefills"} at less than half of the others' speed`, "WarmrouteSlowReplica");
   for (const source of fleet.discovery) if (source.failure !== null) found.push(["bad", `replicas from ${source.source} are not heard of`, "WarmrouteDiscoveryFails"]);
   if (fleet.state.kind !== "memory" && fleet.state.state !== "sharing") found.push(["bad", `this router decides without the others: ${fleet.state.state}`, "WarmrouteNotSharing"]);
-  const errors = changes(fleet.traffic.errors, before().traffic.errors);
-  if (sum(Object.values(errors))) found.push(["watch", `errors of this router in the last minute: ${pairs(errors)}`, "WarmrouteErrors"]);
+  const errors = Object.entries(changes(fleet.traffic.errors, before().traffic.errors));
+  const turned = Object.fromEntries(errors.filter(([code]) => OF_LIMITS.test(code))), others = Object.fromEntries(errors.filter(([code]) => !OF_LIMITS.test(code)));
+  if (sum(Object.values(turned))) found.push(["watch", `turned away in the last minute: ${pairs(turned)}`, "WarmrouteTurnedAway"]);
+  if (sum(Object.values(others))) found.push(["watch", `errors of this router in the last minute: ${pairs(others)}`, "WarmrouteErrors"]);
   const broken = fleet.traffic.broken_streams - before().traffic.broken_streams;
   if (broken > 0) found.push(["watch", `${number(broken)} answers broke after their first byte in the last minute`, "WarmrouteBrokenStreams"]);
   return found;
