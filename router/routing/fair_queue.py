@@ -90,24 +90,24 @@ class Lane:
                 return level.next_own(now)
         return None
 
-    def ahead_s(self, prefill_s: float, priority: int) -> float:
-        """Prefill seconds of the lane's own that go before a newcomer."""
+    def ahead_s(self, prefill_s: float, priority: int | None) -> float:
+        """Prefill seconds before a newcomer: of shorter ones, and of better ``priority`` if that counts."""
         ahead_s = 0.0
         for one, level in self._levels:
-            if one < priority:
-                ahead_s += level.prefill_s
-            elif one == priority:
+            if priority is None or one == priority:
                 ahead_s += level.ahead_s(prefill_s)
+            elif one < priority:
+                ahead_s += level.prefill_s
         return ahead_s
 
-    def behind(self, prefill_s: float, priority: int) -> int:
-        """How many of the lane's own a newcomer would go before."""
+    def behind(self, prefill_s: float, priority: int | None) -> int:
+        """How many a newcomer would go before, likewise."""
         behind = 0
         for one, level in self._levels:
-            if one > priority:
-                behind += len(level)
-            elif one == priority:
+            if priority is None or one == priority:
                 behind += level.behind(prefill_s)
+            elif one > priority:
+                behind += len(level)
         return behind
 
     def turns(self, tokens: int) -> int:
@@ -189,6 +189,11 @@ class FairQueue:
             self._ring = ring[place:] + ring[:place]
         lane.deficit -= tokens
 
+    @property
+    def parted(self) -> bool:
+        """Several tenants wait here."""
+        return len(self._ring) > 1
+
     # --- whose turn it is -----------------------------------------------------------------------
 
     def next(self, now: float) -> Held | None:
@@ -229,31 +234,21 @@ class FairQueue:
         return prefill_s < first.prefill_s and now < first.deadline
 
     def ahead_s(self, prefill_s: float, prompt: Prompt | None = None) -> float:
-        """Prefill seconds before a newcomer of ``prefill_s``; of other lanes what fits into as many turns."""
-        ring = self._ring
-        priority = 0 if prompt is None else prompt.priority
-        lane = self._by_tenant.get(_tenant(prompt))
-        ahead_s = 0.0 if lane is None else lane.ahead_s(prefill_s, priority)
-        if len(ring) == 1 and lane is not None:
-            return ahead_s
-        share_s = (ahead_s + prefill_s) / _weight(prompt)
-        return ahead_s + sum(
-            [min(other.prefill_s, share_s * other.weight) for other in ring if other is not lane]
-        )
+        """Prefill seconds that go before a newcomer of ``prefill_s``, if other lanes were of its tenant.
+
+        What goes before it by turns is no more, and says nothing of the work that a replica has: by that,
+        tenants were parted among replicas, and each replica's turns were other tenants' (docs/log.md).
+        """
+        tenant, ahead_s = _tenant(prompt), 0.0
+        for lane in self._ring:
+            ahead_s += lane.ahead_s(prefill_s, _priority_in(lane, tenant, prompt))
+        return ahead_s
 
     def behind(self, prefill_s: float, prompt: Prompt | None = None) -> int:
-        """How many a newcomer of ``prefill_s`` would go before."""
-        ring = self._ring
-        priority = 0 if prompt is None else prompt.priority
-        lane = self._by_tenant.get(_tenant(prompt))
-        behind = 0 if lane is None else lane.behind(prefill_s, priority)
-        if len(ring) == 1 and lane is not None:
-            return behind
-        share_s = ((0.0 if lane is None else lane.ahead_s(prefill_s, priority)) + prefill_s) / _weight(prompt)
-        for other in ring:
-            if other is not lane and other.prefill_s > 0.0:
-                before = min(1.0, share_s * other.weight / other.prefill_s)
-                behind += int(other.count * (1.0 - before))
+        """How many a newcomer of ``prefill_s`` would go before, likewise."""
+        tenant, behind = _tenant(prompt), 0
+        for lane in self._ring:
+            behind += lane.behind(prefill_s, _priority_in(lane, tenant, prompt))
         return behind
 
     def check_invariants(self) -> None:
@@ -272,5 +267,6 @@ def _tenant(prompt: Prompt | None) -> str:
     return "" if prompt is None or prompt.tenant is None else prompt.tenant.name
 
 
-def _weight(prompt: Prompt | None) -> float:
-    return 1.0 if prompt is None or prompt.tenant is None else prompt.tenant.weight
+def _priority_in(lane: Lane, tenant: str, prompt: Prompt | None) -> int | None:
+    """The newcomer's priority in ``lane``; ``None``: there it has none."""
+    return None if prompt is None or lane.tenant != tenant else prompt.priority

@@ -26,6 +26,8 @@ GIVE_UP_SLOS: Final = 10.0
 """A replica that shows nothing for so many allowed times beyond its predictions is waited for no longer."""
 PEERS_TURN_S: Final = 0.1
 """While a replica has nothing to prefill, another router's request that goes first is waited for so long."""
+PARTED_TURN_S = 0.03
+"""The same where several tenants wait: routers see turns a little differently and may wait for each other."""
 
 
 class Holding:
@@ -144,7 +146,7 @@ class Holding:
             if not self._has_room(replica, held.prefill_s):
                 return
             if not held.own:
-                if replica.ledger.idle_s(now) < PEERS_TURN_S:
+                if replica.ledger.idle_s(now) < (PARTED_TURN_S if queue.parted else PEERS_TURN_S):
                     return  # its router sends it
                 mine = queue.next_own(now)
                 if mine is None:
