@@ -140,6 +140,8 @@ class HoldConfig(Section):
     """A request held longer is turned away with 429."""
     max_requests: PositiveInt = 10_000
     """Requests held at once; one more is turned away with 429."""
+    guard_caches: bool = False
+    """Requests also wait where running ones fill so much of the KV memory that hits are lost."""
 
 
 class ModelConfig(Section):

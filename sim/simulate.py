@@ -228,6 +228,7 @@ def _fleet(one: Contender, replicas: int, size: int, settings: SimulationSetting
             slo_ttft_s=settings.slo.ttft_ms / 1e3,
             slo_tpot_s=settings.slo.tpot_ms / 1e3,
             hold=settings.hold and one.holds and settings.one_queue_each,
+            guard_caches=settings.guard_caches,
             exact=exact,
         ),
         layout=UniformLayout(size),

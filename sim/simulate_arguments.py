@@ -226,6 +226,12 @@ def add_fleet_arguments(group: argparse._ArgumentGroup) -> None:
         "first, while their replica has enough to prefill",
     )
     group.add_argument(
+        "--guard-caches",
+        action="store_true",
+        help="requests also wait in the router where running ones fill so much of the KV memory that hits "
+        "are lost (hold.guard_caches)",
+    )
+    group.add_argument(
         "--routers",
         type=whole_number(1),
         default=1,
@@ -306,6 +312,7 @@ def simulation_settings(args: argparse.Namespace) -> SimulationSettings:
         step_time=step_time,
         slo=slo_of(args),
         hold=not args.no_hold,
+        guard_caches=args.guard_caches,
         network_delay_s=args.network_delay_ms / 1e3,
         report_interval_s=args.report_interval,
         report_lag_s=args.report_lag,

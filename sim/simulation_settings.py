@@ -23,6 +23,8 @@ class SimulationSettings:
     hold: bool = True
     """As the router does by default: under the policy ``predicted_finish`` requests wait in the router while
     their replica has enough to prefill. Several routers hold if they know of one another."""
+    guard_caches: bool = False
+    """Requests also wait where those that run fill so much of the KV memory that hits are lost."""
     network_delay_s: float = 0.0
     """One way, between router and replica."""
     report_interval_s: float = 2.0

@@ -6,7 +6,6 @@ from router.proxy.kv_route_report import kv_route, kv_route_line
 from router.routing.calibration import ReplicaCost
 from router.routing.decision import Assessment, Decision
 from router.routing.fleet import Fleet
-from router.routing.replica_state import ReplicaState
 from router.routing.view import RoutingRequest
 
 NO_PROMPT = "no prompt found; expected an OpenAI request body with messages, prompt or input"
@@ -46,11 +45,13 @@ def explanation(
             "expected_output_tokens": round(request.expected_output_tokens, 1),
             "copy_price": round(request.copy_price, 4),
         },
-        "candidates": [_candidate(fleet.replicas[row.replica], row, request) for row in rows],
+        "candidates": [_candidate(fleet, row, request) for row in rows],
     }
 
 
-def _candidate(replica: ReplicaState, row: Assessment, request: RoutingRequest) -> dict[str, Any]:
+def _candidate(fleet: Fleet, row: Assessment, request: RoutingRequest) -> dict[str, Any]:
+    replica = fleet.replicas[row.replica]
+    guard = None if request.prompt is None else fleet.guard_prices(replica, request.prompt, request.now)
     return {
         "replica": replica.name,
         "role": replica.role.value,
@@ -66,6 +67,7 @@ def _candidate(replica: ReplicaState, row: Assessment, request: RoutingRequest) 
         "imposed_ms": _ms(row.imposed_s),
         "total_ms": _ms(row.total_s),
         "cost": cost_fit(replica.cost),
+        "guard": None if guard is None else {"lost_ms": _ms(guard.lost_s), "wait_ms": _ms(guard.wait_s)},
     }
 
 

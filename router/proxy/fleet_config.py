@@ -55,6 +55,7 @@ def fleet_settings(config: RouterConfig) -> FleetSettings:
         default_capacity_tokens=config.index.default_capacity_tokens,
         exact=bool(config.models),
         hold=config.hold.enabled and config.policy.kind == "predicted_finish",
+        guard_caches=config.hold.guard_caches,
         health=HealthSettings(
             failures_to_eject=health.failures_to_eject,
             probe_failures_to_eject=health.probe_failures_to_eject,

@@ -3,6 +3,7 @@
 from heapq import heappop, heappush
 
 from router.routing.cache_beliefs import CacheBeliefs
+from router.routing.cache_guard import GuardPrices
 from router.routing.decision import Decision, Reason
 from router.routing.in_flight import InFlight, Usage
 from router.routing.journal import Journal
@@ -69,6 +70,7 @@ class Dispatch:
         flight = InFlight(
             prompt, decision, replica, booking, now, expectation, settled=idle and not replica.held
         )
+        replica.guard.sent(decision.saved_s, new_tokens + expected_output, now)
         self._sent += 1
         replica.requests += 1
         if not prompt.stream:
@@ -82,6 +84,19 @@ class Dispatch:
             if decision.reason is Reason.SPILL:
                 self.spills += 1
         return flight
+
+    def guard_prices(self, replica: ReplicaState, prompt: Prompt, held: int, now: float) -> GuardPrices:
+        """What sending ``prompt`` to ``replica`` now costs the others in hits, and what waiting costs it and
+        the ``held`` others there."""
+        output = self._traffic.expected_output_tokens(prompt.max_tokens)
+        return replica.guard.prices(
+            self._caches.prompt_tokens(prompt) + int(output),
+            replica.kv_tokens,
+            replica.ledger.in_flight,
+            held=held,
+            decode_s=output * replica.cost.step_s(replica.ledger.decoding),
+            now=now,
+        )
 
     def first_token(self, flight: InFlight, now: float) -> bool:
         """The first event with content was seen. True if its replica may have room now."""

@@ -15,6 +15,7 @@ from replica.contract.kv_events import BlocksRemoved, BlocksStored
 from replica.contract.load_report import LoadReport
 from router.routing.availability import Availability
 from router.routing.cache_beliefs import CacheBeliefs
+from router.routing.cache_guard import GuardPrices
 from router.routing.calibration import FleetSpeed
 from router.routing.decider import Decider
 from router.routing.decision import Assessment, Decision
@@ -75,7 +76,15 @@ class Fleet:
         self._decider = Decider(policy, selectable or {}, roster, caches, traffic, shortlist, hot)
         lessons = UsageLessons(caches, traffic, learn_ratio=layout is TEXT_LAYOUT)
         self._dispatch = Dispatch(roster, caches, traffic, shortlist, lessons)
-        self._holding = Holding(roster, caches, shortlist, self._decider, self._dispatch, settings.slo_ttft_s)
+        self._holding = Holding(
+            roster,
+            caches,
+            shortlist,
+            self._decider,
+            self._dispatch,
+            settings.slo_ttft_s,
+            guards=settings.guard_caches,
+        )
         self._availability = Availability(roster, caches, self._holding)
         self._membership = Membership(roster, caches, self.speed, shortlist, self._availability, settings)
         for spec in specs:
@@ -232,7 +241,7 @@ class Fleet:
         replica.progress_at = now
         if flight.over:
             return
-        if self._dispatch.finished(flight, now, usage):
+        if self._dispatch.finished(flight, now, usage) or replica.held:
             self._holding.room_made(replica, now)
         self._availability.request_succeeded(replica)
 
@@ -340,11 +349,18 @@ class Fleet:
         decider.policy, decider.selectable = policy, selectable
         self.settings = self._membership.settings = settings
         self._holding.slo_ttft_s = settings.slo_ttft_s
+        self._holding.guards = settings.guard_caches
         self.traffic.slo_changed(settings.slo_ttft_s, settings.slo_tpot_s)
         for replica in self.replicas:
             replica.health.settings = settings.health
             if replica.kv_tokens is None:
                 self.caches.capacity_assumed(replica.index, settings.default_capacity_tokens)
+
+    def guard_prices(self, replica: ReplicaState, prompt: Prompt, now: float) -> GuardPrices | None:
+        """By which ``prompt`` is held for ``replica``, or not; ``None`` where caches are not guarded."""
+        if not self._holding.guards:
+            return None
+        return self._dispatch.guard_prices(replica, prompt, len(replica.held), now)
 
     # --- what there is to see -------------------------------------------------------------------
 

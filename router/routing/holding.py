@@ -40,6 +40,7 @@ class Holding:
         "_replicas",
         "_shortlist",
         "count",
+        "guards",
         "journal",
         "outbox",
         "slo_ttft_s",
@@ -53,6 +54,8 @@ class Holding:
         decider: Decider,
         dispatch: Dispatch,
         slo_ttft_s: float,
+        *,
+        guards: bool,
     ) -> None:
         self._replicas = replicas
         self._caches = caches
@@ -60,6 +63,8 @@ class Holding:
         self._decider = decider
         self._dispatch = dispatch
         self.slo_ttft_s = slo_ttft_s
+        self.guards = guards
+        """Requests also wait where sending them would cost the others more hits (``cache_guard.py``)."""
         self.journal: Journal | None = None
         self.count = 0
         """Requests of this router that wait."""
@@ -74,9 +79,17 @@ class Holding:
         if first is not None:
             if not replica.held.goes_before(first, prompt, prefill_s, now):
                 return False
-            if not replica.ledger.queued:
+            if not replica.ledger.queued and not (first.own and self.guards):
                 return not first.own
-        return self._has_room(replica, prefill_s)
+        return self._has_room(replica, prefill_s) and not self._guarded(
+            replica, prompt, len(replica.held), now
+        )
+
+    def _guarded(self, replica: ReplicaState, prompt: Prompt, others_held: int, now: float) -> bool:
+        if not self.guards:
+            return False
+        prices = self._dispatch.guard_prices(replica, prompt, others_held, now)
+        return prices.lost_s > prices.wait_s
 
     def _has_room(self, replica: ReplicaState, prefill_s: float) -> bool:
         """The engine has nothing queued, or little enough with this request."""
@@ -152,6 +165,8 @@ class Holding:
                 if mine is None:
                     return
                 held = mine
+            if held.deadline > now and self._guarded(replica, held.prompt, len(queue) - 1, now):
+                return
             queue.sent(held)
             self._ended(held)
             held.flight = self._dispatch.sent(held.prompt, held.decision, now)

@@ -6,6 +6,7 @@ from replica.contract.load_report import LoadReport
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
 from replica.contract.transfer_speed import TransferSpeed
 from router.routing.block_source import BlockSettings
+from router.routing.cache_guard import CacheGuard
 from router.routing.calibration import DEFAULT_DECODE, DEFAULT_PREFILL, ReplicaCost
 from router.routing.cost_prior import Hardware, cost_prior
 from router.routing.credit import Credit
@@ -64,6 +65,7 @@ class ReplicaState:
         "credit",
         "drain_version",
         "draining",
+        "guard",
         "health",
         "held",
         "index",
@@ -97,6 +99,7 @@ class ReplicaState:
         self.health = health
         self.cost = cost
         self.credit = Credit()
+        self.guard = CacheGuard()
         self.draining = False
         self.leaving = False
         """Taken out of the config: forgotten once nothing is in flight there."""
@@ -208,6 +211,7 @@ class ReplicaState:
         """Its own gauges. KV room costs nothing up to 80% in use, rising to one second when full."""
         self.last_report = report
         usage = report.kv_usage
+        self.guard.reported(usage)
         self.room_price_s = 0.0 if usage is None else min(1.0, max(0.0, (usage - 0.8) / 0.2))
 
 
