@@ -1,7 +1,9 @@
 """Everything about a simulated run but its trace, policies, number of replicas, rate and seed."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from router.routing.prompt_blocks import Prompt
 from sim.fleet_change import FleetChange
 from sim.kv_event_feed import KvEventSettings
 from sim.results import Slo
@@ -9,6 +11,7 @@ from sim.simulated_replica import ReplicaSettings
 from sim.step_time.presets import PRESETS
 from sim.step_time.step_time import StepTime
 from sim.two_pools import KvMoves
+from sim.workload.trace import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class SimulationSettings:
     """``None``: no events, the router mirrors what it sent."""
     tell_max_tokens: bool = False
     """Requests tell how long their answer will be (``max_tokens``), exactly."""
+    read_prompt: Callable[[TraceRequest], Prompt] | None = None
+    """How routers read a prompt's text, where there is one; ``None``: they see the trace's own blocks."""
     true_costs: bool = False
     """Routers know from the start what prefill and decode cost on each replica."""
     kv_moves: KvMoves | None = None

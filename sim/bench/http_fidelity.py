@@ -1,13 +1,13 @@
 """The simulator against the real thing: a trace over HTTP through our router to replicas, and simulated.
 
-The replicas are measured first: all at once, for they share the machine; through a router of ours each, for
-that is the way; with pauses and replies of some tokens, for that is how they are asked. The simulation gets
-the fitted step time and the trace's own tokens, and nothing of the runs it is compared with.
+The replicas are measured first: one after the other, for at loads worth a comparison they seldom compute at
+once; through a router of ours each, for that is the way; with pauses and replies of some tokens, for that is
+how they are asked. The simulation gets the fitted step time and the trace's own tokens, and nothing of the
+runs it is compared with.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -16,6 +16,7 @@ import aiohttp
 from replica.config import ReplicaConfig
 from replica.contract.cost_fit import FitError, fit_decode, fit_prefill
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
+from router.routing.prompt_blocks import text_prompt
 from sim.bench.exact_trace import exact_trace, tokens_of
 from sim.calibrate.measure import Measurements, MeasureSettings, measure
 from sim.demo.local_fleet import LocalReplica, ReplicaPlan, forget_prefixes, start_replicas, start_router
@@ -60,10 +61,10 @@ class HttpFidelityPlan:
 
     model: str = "tiny"
     replicas: int = 2
-    requests: int = 80
-    load: float = 0.5
+    requests: int = 60
+    load: float = 0.2
     """Of the replicas' time, were every prompt computed whole."""
-    kv_tokens: int = 4_096
+    kv_tokens: int = 6_144
     """Each replica's: less than all system prompts take."""
     step_tokens: int = 2_048
     seed: int = 1
@@ -92,7 +93,10 @@ async def http_fidelity(
     trace = hot_prefix_trace(APPS, requests=plan.requests, seed=plan.seed)
     with ChildProcesses(folder) as children:
         made = ReplicaPlan(plan.model, plan.kv_tokens, plan.step_tokens, threads=1)
-        replicas = await start_replicas(children, folder, plan.replicas, made, lambda text: None)
+        started = await start_replicas(children, folder, plan.replicas, made, lambda text: None)
+        # Named as the simulator names its own: what is hashed to a home has the same home in both.
+        replicas = [replace(replica, name=f"replica-{index}") for index, replica in enumerate(started)]
+        model = (await first_model(replicas[0].url)).name
         longest = max(request.prompt_tokens for request in trace.requests)
         routers = [await start_router(children, folder, [replica], MEASURED_THROUGH) for replica in replicas]
         points = await _measured([router.url for router in routers], longest, progress)
@@ -111,13 +115,20 @@ async def http_fidelity(
         live = []
         for policy in plan.policies:
             live.append(await _live(policy, plan, trace, words, rate, replicas, children, folder, progress))
+    bodies = {
+        id(request): {"model": model, "messages": list(said)}
+        for request, said in zip(exact.requests, prompts, strict=True)
+    }
+    settings = replace(
+        _settings(plan, prefill, decode), read_prompt=lambda request: text_prompt(bodies[id(request)])
+    )
     simulated = simulate(
         exact,
         plan.policies,
         replicas=plan.replicas,
         rate=rate,
         seed=plan.seed,
-        settings=_settings(plan, prefill, decode),
+        settings=settings,
         progress=lambda policy, done, total: progress(f"simulated {policy}", done, total),
     )
     return HttpFidelity(prefill, decode, (prefill_error, decode_error), rate, tuple(live), tuple(simulated))
@@ -126,9 +137,10 @@ async def http_fidelity(
 async def _measured(
     urls: Sequence[str], longest: int, progress: Callable[[str, int, int], None]
 ) -> list[Measurements]:
-    """Every replica's times while the others are measured, too."""
-    settings = [
-        MeasureSettings(
+    """Every replica's times, one replica after the other."""
+    made = []
+    for url in urls:
+        settings = MeasureSettings(
             url=url,
             model=(await first_model(url)).name,
             salt=url,
@@ -139,11 +151,8 @@ async def _measured(
             prompt_output_tokens=APPS.output_tokens,
             pause_s=PAUSE_S,
         )
-        for url in urls
-    ]
-    return list(
-        await asyncio.gather(measure(settings[0], progress=progress), *(measure(one) for one in settings[1:]))
-    )
+        made.append(await measure(settings, progress=progress))
+    return made
 
 
 async def _characters_per_token(url: str) -> float:
