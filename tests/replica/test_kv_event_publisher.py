@@ -184,7 +184,10 @@ def test_a_replica_tells_of_a_block_when_it_is_computed_and_of_a_reset(form: str
     async def run() -> None:
         events: dict[str, Any] = {"endpoint": "tcp://127.0.0.1:*", "bind": True, "form": form}
         events["replay"] = "tcp://127.0.0.1:*"
-        async with replica(kv_events=events, max_batched_tokens=32, max_running=4) as running:
+        salts = {"accept": "any"}
+        async with replica(
+            kv_events=events, cache_salt=salts, max_batched_tokens=32, max_running=4
+        ) as running:
             assert running.events is not None
             listener = Listener(running.events)
             try:
