@@ -33,7 +33,7 @@ from tests.fakes.proxy_rig import CHAT, CHAT_STREAM, Rig, until, with_rig
 from tests.fakes.raw_client import RawClient
 
 WHOLE = stream(delta("a"), delta(None, finish="stop"))
-KEYS = {name: {"Authorization": f"Bearer sk-{name}"} for name in ("flood", "other")}
+KEYS = {name: {"Authorization": f"Bearer sk-{name}"} for name in ("batch", "flood", "other")}
 HELD = {"policy": {"kind": "predicted_finish"}}
 
 
@@ -115,6 +115,25 @@ def test_a_weight_is_a_part_of_the_fleet() -> None:
     with_rig(scenario, tenants=tenants(weight=3), **HELD)
 
 
+def test_a_keys_priority_orders_its_tenants_requests() -> None:
+    """A short prompt of the batch key came first; the long one of the usual key goes before it."""
+
+    async def scenario(rig: Rig) -> None:
+        gates = Gates(rig)
+        clients = [await rig.client()]
+        await clients[0].post(chat(0, 8_000), **KEYS["flood"])
+        await until(lambda: len(gates.gates) == 1)
+        for number, (tenant, words) in enumerate((("batch", 2_000), ("flood", 6_000)), 1):
+            clients.append(await posted(rig, tenant, chat(number, words), number))
+        await gates.answer_all(3)
+        for client in clients:
+            assert (await client.answer()).status == 200
+        assert [b"2 word" in one.body for one in rig.replica.requests] == [False, True, False]
+
+    keys = ["sk-flood", {"key": "sk-batch", "priority": 5}]
+    with_rig(scenario, tenants=tenants(keys=keys), **HELD)
+
+
 def test_a_tenant_that_fills_the_queue_leaves_places_for_others() -> None:
     async def scenario(rig: Rig) -> None:
         gates = Gates(rig)
@@ -188,7 +207,9 @@ PLANS: dict[str, Plan] = {
     "hangs": [Hang()],
 }
 REQUEST = st.tuples(
-    st.sampled_from(sorted(KEYS)), st.sampled_from(sorted(PLANS)), st.sampled_from(["waits", "leaves", "bad"])
+    st.sampled_from(["flood", "other"]),
+    st.sampled_from(sorted(PLANS)),
+    st.sampled_from(["waits", "leaves", "bad"]),
 )
 
 
