@@ -8,9 +8,10 @@ S seconds of prefill a second, takes away::
     lost = S * D * n / (C - a - n)               seconds of prefill, its share of what is left to be hit
     wait = D / k * (1 + h)                       until one of the k running ends, for it and for the h held
 
-and is held while ``lost > wait``. More that wait make waiting dearer, so the queue bounds itself; with
-nothing running, without hits, or beyond its deadline nobody waits for this. S is taken to fall in proportion
-with the room: a cache that has more room than its prefixes need loses less, and is guarded for nothing.
+and is held while ``lost > wait``. More that wait make waiting dearer, so the queue bounds itself (and one
+that waits already counts twice: it goes sooner than another would be let in); with nothing running, without
+hits, or beyond its deadline nobody waits for this. S is taken to fall in proportion with the room: a cache
+that has more room than its prefixes need loses less, and is guarded for nothing.
 Where it helps and where it does not: docs/routing.md. Off unless asked for.
 
 Worked example: C = 400,000, a = 200,000 by 10 running, D = 8 s, S = 0.5, n = 50,000 and nobody held::

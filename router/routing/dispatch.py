@@ -85,15 +85,14 @@ class Dispatch:
                 self.spills += 1
         return flight
 
-    def guard_prices(self, replica: ReplicaState, prompt: Prompt, held: int, now: float) -> GuardPrices:
-        """What sending ``prompt`` to ``replica`` now costs the others in hits, and what waiting costs it and
-        the ``held`` others there."""
+    def guard_prices(self, replica: ReplicaState, prompt: Prompt, now: float) -> GuardPrices:
+        """What sending ``prompt`` to ``replica`` now costs the others in hits, and what waiting costs."""
         output = self._traffic.expected_output_tokens(prompt.max_tokens)
         return replica.guard.prices(
             self._caches.prompt_tokens(prompt) + int(output),
             replica.kv_tokens,
             replica.ledger.in_flight,
-            held=held,
+            held=len(replica.held),
             decode_s=output * replica.cost.step_s(replica.ledger.decoding),
             now=now,
         )

@@ -360,7 +360,7 @@ class Fleet:
         """By which ``prompt`` is held for ``replica``, or not; ``None`` where caches are not guarded."""
         if not self._holding.guards:
             return None
-        return self._dispatch.guard_prices(replica, prompt, len(replica.held), now)
+        return self._dispatch.guard_prices(replica, prompt, now)
 
     # --- what there is to see -------------------------------------------------------------------
 

@@ -81,14 +81,12 @@ class Holding:
                 return False
             if not replica.ledger.queued and not (first.own and self.guards):
                 return not first.own
-        return self._has_room(replica, prefill_s) and not self._guarded(
-            replica, prompt, len(replica.held), now
-        )
+        return self._has_room(replica, prefill_s) and not self._guarded(replica, prompt, now)
 
-    def _guarded(self, replica: ReplicaState, prompt: Prompt, others_held: int, now: float) -> bool:
+    def _guarded(self, replica: ReplicaState, prompt: Prompt, now: float) -> bool:
         if not self.guards:
             return False
-        prices = self._dispatch.guard_prices(replica, prompt, others_held, now)
+        prices = self._dispatch.guard_prices(replica, prompt, now)
         return prices.lost_s > prices.wait_s
 
     def _has_room(self, replica: ReplicaState, prefill_s: float) -> bool:
@@ -165,7 +163,7 @@ class Holding:
                 if mine is None:
                     return
                 held = mine
-            if held.deadline > now and self._guarded(replica, held.prompt, len(queue) - 1, now):
+            if held.deadline > now and self._guarded(replica, held.prompt, now):
                 return
             queue.sent(held)
             self._ended(held)

@@ -66,8 +66,8 @@ def test_a_request_that_costs_more_hits_than_it_waits_is_held_until_one_ends() -
     running = [short, *others]
     while not fleet.outbox:
         fleet.finished(running.pop(), 0.0)
-    # lost = D 6,500 / (18,000 - 6,500) = 0.57 D; of k running one ends within D / k: the last one is k = 1.
-    assert fleet.outbox == [held] and held.flight is not None and len(running) == 1
+    # lost = D 6,500 / (18,000 - 6,500) = 0.57 D; wait = D / k (1 + 1): 0.5 D with four running, 0.67 with 3.
+    assert fleet.outbox == [held] and held.flight is not None and len(running) == 3
 
 
 @pytest.mark.parametrize("why", ["off", "empty cache", "nothing runs", "overdue"])
