@@ -1,8 +1,16 @@
 """The keys of ``cost:`` in the router's YAML: what work is taken to cost until a replica has shown it."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
 from replica.contract.roofline.gpus import GPUS
@@ -96,6 +104,12 @@ class CostConfig(Section):
         if not self.decode_step_ms and not self.decode_us_per_sequence:
             raise ValueError("decode_step_ms and decode_us_per_sequence are both 0; decoding takes time")
         return self
+
+    @model_serializer(mode="wrap")
+    def _what_counts(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The figures or the hardware, so that what ``--check`` prints can be read again."""
+        unused = _FIGURES if self.hardware is not None else CostConfig.model_fields.keys() - _FIGURES
+        return {name: value for name, value in dump(self).items() if name not in unused}
 
     @property
     def hardware(self) -> Hardware | None:

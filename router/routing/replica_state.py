@@ -58,7 +58,7 @@ class ReplicaSpec:
 
 
 class ReplicaState:
-    """The fleet alone changes it; policies and reports read it (``view.Candidate``)."""
+    """The fleet alone changes it; policies and reports read it."""
 
     __slots__ = (
         "cost",

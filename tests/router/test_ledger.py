@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.routing.ledger import MAX_UTILIZATION, Booking, Ledger
+from router.routing.ledger import MAX_UTILIZATION, Booking, Ledger, Speed
 
 steps = st.lists(
     st.tuples(
@@ -60,10 +60,7 @@ def test_a_late_prefill_leaves_what_is_behind_it() -> None:
 
 
 def test_bookings_are_repriced_when_the_speed_is_learned() -> None:
-    class Learned:
-        prefill_factor = 1.0
-
-    speed = Learned()
+    speed = Speed()
     ledger = Ledger(speed)
     bookings = [ledger.book(0.05, 0, 0, now=0.0) for _ in range(4)]
     assert ledger.backlog_s(0.0) == pytest.approx(0.2)
