@@ -120,6 +120,11 @@ class RouterCollector(Collector):
                 ("step_error", "How far off predicted decode steps were lately."),
             )
         }
+        yield GaugeMetricFamily(
+            "warmroute_usable_replicas",
+            "Replicas that may take new work; 0 also where there are none. Alert on it.",
+            value=sum(replica.usable for replica in fleet.replicas.staying),
+        )
         ratio = fleet.token_ratio.tokens_per_unit
         for replica in fleet.replicas.staying:
             for name, value in (
