@@ -139,6 +139,19 @@ def test_routers_share_in_the_redis_that_is_there(
     assert config.state.kind == "redis" and config.state.url == f"redis://warmroute-redis:{port['port']}"
 
 
+def test_redis_is_open_to_all_that_share_through_it_and_to_nobody_else(
+    objects: dict[tuple[str, str], Object],
+) -> None:
+    pickers = yaml.safe_load_all((FOLDER.parent / "envoy/kubernetes.yaml").read_text())
+    (picker,) = [one for one in pickers if one["kind"] == "Deployment"]
+    sharing = [_pod(objects, "warmroute"), picker["spec"]["template"]]
+    policy = objects["NetworkPolicy", "warmroute-redis"]["spec"]
+    assert policy["podSelector"]["matchLabels"] == _pod(objects, "warmroute-redis")["metadata"]["labels"]
+    (rule,) = policy["ingress"]
+    allowed = [one["podSelector"]["matchLabels"] for one in rule["from"]]
+    assert allowed == [pod["metadata"]["labels"] for pod in sharing]
+
+
 def test_containers_have_no_rights_they_do_not_need(objects: dict[tuple[str, str], Object]) -> None:
     for kind, name in objects:
         if kind == "Deployment":

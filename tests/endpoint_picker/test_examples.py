@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
-from router.config import load_config, parse_config
+from router.config import RouterConfig, load_config, parse_config
 from router.endpoint_picker.endpoint_picker import LIVENESS, READINESS
 from router.endpoint_picker.endpoints import endpoint_of
 from tests.fakes.envoy import CONFIG, Config, cluster_of, filter_of
@@ -38,11 +39,38 @@ def objects() -> dict[str, Any]:
     return {one["kind"]: one for one in yaml.safe_load_all(Path(FOLDER / "kubernetes.yaml").read_text())}
 
 
-def test_in_kubernetes_the_pool_names_the_pickers(objects: dict[str, Any]) -> None:
-    config = parse_config(yaml.safe_load(objects["ConfigMap"]["data"]["picker.yaml"]), "picker.yaml")
+@pytest.fixture
+def config(objects: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> RouterConfig:
+    monkeypatch.setenv("WARMROUTE_ADMIN_KEY", "sk-admin")
+    return parse_config(yaml.safe_load(objects["ConfigMap"]["data"]["picker.yaml"]), "picker.yaml")
+
+
+def test_in_kubernetes_monitoring_reaches_the_admin_port_with_its_key(
+    objects: dict[str, Any], config: RouterConfig
+) -> None:
     pod = objects["Deployment"]["spec"]["template"]
     (container,) = pod["spec"]["containers"]
-    (port,) = container["ports"]
+    assert [variable["name"] for variable in container["env"]] == ["WARMROUTE_ADMIN_KEY"]
+    (key,) = config.keys.admin
+    assert key.get_secret_value() == "sk-admin"
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert config.admin == f"0.0.0.0:{ports['admin']}"
+    policy = objects["NetworkPolicy"]["spec"]
+    assert policy["podSelector"]["matchLabels"] == pod["metadata"]["labels"]
+    to_gateways, to_monitoring = policy["ingress"]
+    assert to_gateways == {"ports": [{"port": "grpc"}]}
+    assert to_monitoring["ports"] == [{"port": "admin"}] and to_monitoring["from"]
+
+
+def test_in_kubernetes_every_object_of_the_core_has_the_form_it_wants(objects: dict[str, Any]) -> None:
+    for kind in ("ConfigMap", "Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"):
+        kubernetes_validate.validate(objects[kind], "1.34.0", strict=True)
+
+
+def test_in_kubernetes_the_pool_names_the_pickers(objects: dict[str, Any], config: RouterConfig) -> None:
+    pod = objects["Deployment"]["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    port, _ = container["ports"]
     (service_port,) = objects["Service"]["spec"]["ports"]
     reference = objects["InferencePool"]["spec"]["endpointPickerRef"]
     assert config.listen.rpartition(":")[2] == str(port["containerPort"])
