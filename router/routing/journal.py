@@ -175,15 +175,15 @@ class Journal:
 
     def lost(self, events: Sequence[PeerEvent]) -> None:
         """These were taken, and may have reached nobody."""
-        self.dropped += len(events)
+        self.dropped += sum(type(event) is not PromptStored for event in events)
         self._keep_prompts(events)
 
     def _keep_prompts(self, events: Iterable[PeerEvent]) -> None:
-        self._missed.extend(
-            PromptStored(event.replica, event.keys, event.naming, event.tenant)
-            for event in events
-            if type(event) is WorkSent and event.keys
-        )
+        for event in events:
+            if type(event) is PromptStored:  # of a statement that failed
+                self._missed.append(event)
+            elif type(event) is WorkSent and event.keys:
+                self._missed.append(_stored(event))
 
     def statement(self, replicas: Iterable[ReplicaState], now: float) -> tuple[list[int], list[PeerEvent]]:
         """The numbers of all requests outstanding, and what is to be told of them, once more for some.
@@ -210,6 +210,10 @@ class Journal:
                 if decoding:
                     told.append(FirstTokenCame(number, seen=False))
         return numbers, told
+
+
+def _stored(event: WorkSent) -> PromptStored:
+    return PromptStored(event.replica, event.keys, event.naming, event.tenant)
 
 
 def _blocks(prompt: Prompt, replica: ReplicaState, exact: ExactIndex) -> tuple[Sequence[int], str | None]:

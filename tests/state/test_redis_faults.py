@@ -24,31 +24,38 @@ def state_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line for line in lines if line.startswith("shared state in")]
 
 
-async def busy(member: Member, seconds: float) -> None:
-    """Requests all the time."""
-    stop, name = time.monotonic() + seconds, 0
+async def busy(member: Member, seconds: float, first: int = 0) -> range:
+    """A request all the time, each with a prompt of its own: the names of these prompts."""
+    stop, name = time.monotonic() + seconds, first
     while time.monotonic() < stop:
-        member.end(member.send(name % 50))
+        member.end(member.send(name))
         name += 1
         await asyncio.sleep(0.002)
+    return range(first, name)
+
+
+def knows_all(member: Member, names: range) -> Callable[[], bool]:
+    return lambda: all(member.knows(name) for name in names)
 
 
 def test_frozen_and_thawed(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(server: RedisServer, members: Members) -> None:
         one, two = await members.pair()
-        kept = one.send(900)
+        kept = one.send(90_000)
         await until(lambda: sum(two.in_flight()) == 1)
         caplog.clear()
         server.freeze()
         sent_meanwhile = [one.send(name) for name in range(5)]
-        await busy(one, 2.5)
+        early = await busy(one, 0.2, 5)
+        late = await busy(one, 2.3, early.stop)  # several attempts to tell of the early ones fail meanwhile
         assert one.report.state == two.report.state == "cut_off" and one.report.fault
         await until(lambda: not two.report.peers)
         assert sum(two.in_flight()) == 0, "what is not heard of is not counted for ever"
         server.thaw()
         await until(sharing(one, two), limit_s=10.0)
         await until(lambda: two.in_flight() == one.in_flight() and sum(two.in_flight()) == 6)
-        assert all(two.knows(name) for name in range(50)), "prompts sent meanwhile are told afterwards"
+        await until(knows_all(two, early))
+        await until(knows_all(two, late))
         for flight in (kept, *sent_meanwhile):
             one.end(flight)
         await until(lambda: sum(two.in_flight()) == 0)
@@ -68,11 +75,12 @@ def test_K09_killed_and_back_empty(caplog: pytest.LogCaptureFixture) -> None:
         caplog.clear()
         await server.kill()
         await until(lambda: one.report.state == two.report.state == "cut_off")
-        await asyncio.sleep(1.5)  # the leases end
+        prompts = await busy(one, 1.5, 20)  # the leases end
         back_at = time.monotonic()
         await server.start()
         await until(sharing(one, two))
         await until(lambda: one.in_flight() == two.in_flight() and sum(one.in_flight()) == 7)
+        await until(knows_all(two, prompts))
         assert time.monotonic() - back_at < 10.0
         for number, flight in enumerate(flights):
             (one if number < 3 else two).end(flight)
@@ -107,9 +115,11 @@ def test_full_memory_stops_telling_not_hearing(caplog: pytest.LogCaptureFixture)
         flight = one.send(1)
         await until(lambda: one.report.state == two.report.state == "mute")
         assert "memory is full" in (one.report.fault or "")
+        prompts = await busy(one, 0.7, 20)
         await server.ask("CONFIG", "SET", "maxmemory", 0)
         await until(sharing(one, two))
         await until(lambda: sum(two.in_flight()) == 1)
+        await until(knows_all(two, prompts))
         one.end(flight)
         assert len(state_lines(caplog)) == 4
 
