@@ -20,6 +20,7 @@ from router.proxy.admin import Admin
 from router.proxy.config_change import replica_changes, require_changeable
 from router.proxy.counters import Counters
 from router.proxy.data_plane import DataPlane
+from router.proxy.fair_turns import unfair_turns
 from router.proxy.fleet_config import fleet_settings, make_fleet, make_policy, make_selectable
 from router.proxy.kv_event_feed import KvEventFeed, require_events_extra
 from router.proxy.prober import Prober
@@ -125,6 +126,7 @@ class Router:
         )
         if not self.config.keys.admin and not self.config.admin.startswith(LOOPBACK):
             log.warning("the admin port %s is open to whoever reaches it: set keys.admin", self.admin.address)
+        _warn_of_unfair_turns(self.config)
 
     async def stop(self) -> None:
         """Readiness goes first, then the door closes, streams finish up to the limit."""
@@ -167,6 +169,7 @@ class Router:
             raise
         self.counters.reloads += 1
         log.info("config reloaded: policy %s, %d replicas", config.policy.kind, len(config.replicas))
+        _warn_of_unfair_turns(config)
         use_log_config(config.log)
         return config
 
@@ -272,6 +275,12 @@ class Router:
             rng = random.Random(config.seed)
             policy, selectable = make_policy(config, rng), make_selectable(config, rng)
         self.fleet.reconfigured(policy, selectable, fleet_settings(config))
+
+
+def _warn_of_unfair_turns(config: RouterConfig) -> None:
+    warning = unfair_turns(config)
+    if warning is not None:
+        log.warning("%s", warning)
 
 
 async def _serve(

@@ -3,6 +3,7 @@
 import random
 
 from router.config import RouterConfig
+from router.proxy.fair_turns import never_held
 from router.replica_config import ReplicaConfig
 from router.routing.block_naming import HashScheme
 from router.routing.block_source import BlockSettings
@@ -54,7 +55,7 @@ def fleet_settings(config: RouterConfig) -> FleetSettings:
         slo_tpot_s=config.slo.tpot_ms / 1_000.0,
         default_capacity_tokens=config.index.default_capacity_tokens,
         exact=bool(config.models),
-        hold=config.hold.enabled and config.policy.kind == "predicted_finish",
+        hold=never_held(config) is None,
         guard_caches=config.hold.guard_caches,
         health=HealthSettings(
             failures_to_eject=health.failures_to_eject,

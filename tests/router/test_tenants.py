@@ -370,6 +370,34 @@ def test_an_engine_that_parts_nothing_is_warned_of(caplog: pytest.LogCaptureFixt
     with_router(scenario, replicas=2, tenants=tenants())
 
 
+def test_tenants_that_take_no_turns_are_warned_of_at_the_start_and_at_a_reload(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("WARNING", "warmroute")
+
+    def told() -> list[str]:
+        found = [one for one in caplog.messages if one.startswith("tenants: ")]
+        caplog.clear()
+        return found
+
+    async def scenario(rig: RouterRig) -> None:
+        held = {"kind": "predicted_finish"}
+        (warning,) = told()
+        assert "policy.kind round_robin holds no requests" in warning and "weight and priority" in warning
+        await rig.reload(rig.entry(0), policy=held)
+        assert not told()
+        await rig.reload(rig.entry(0), policy=held, hold={"enabled": False})
+        (warning,) = told()
+        assert "hold.enabled is false" in warning
+        await rig.reload(rig.entry(0), policy=held | {"selectable": ["random", "predicted_finish"]})
+        (warning,) = told()
+        assert "ask for random are not held" in warning
+        await rig.reload(rig.entry(0), tenants=None)
+        assert not told()
+
+    with_router(scenario, tenants=tenants())
+
+
 def test_rows_of_tenants_are_bounded() -> None:
     async def scenario(rig: RouterRig) -> None:
         for number in (1, 298, 299):
