@@ -85,13 +85,86 @@ def test_preemption_loses_nothing() -> None:
         assert token_ids(deltas[request.request_id]) == _alone(request)
 
 
-def test_B112_preemption_is_never_told_as_a_hit() -> None:
+def _skipped(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Debug counter: prompt tokens whose prefill was skipped, by request, from what the runner was given.
+
+    A request's first row starts where its computing starts; what it does again after a preemption is no
+    second chance to skip.
+    """
+    starts: dict[str, int] = {}
+    run = engine._run
+
+    def counted(batch: Batch) -> Any:
+        for row in batch.rows:
+            starts.setdefault(row.sequence.request_id, row.start)
+        return run(batch)
+
+    monkeypatch.setattr(engine, "_run", counted)
+    return starts
+
+
+def _told(deltas: dict[str, list[Delta]]) -> dict[str, int]:
+    """``cached_tokens`` of finished requests, as ``usage`` has them."""
+    return {name: each[-1].cached_tokens for name, each in deltas.items()}
+
+
+def test_B112_preemption_is_never_told_as_a_hit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unique prompts in a pool too small for them: what is computed anew after a preemption is no hit."""
     engine = make_engine(kv_blocks=8, max_model_len=128)
+    skipped = _skipped(engine, monkeypatch)
     requests = [greedy_request(f"{i}", _prompt(i, 30), 60) for i in range(6)]
     deltas = finish_all(engine, requests)
     assert engine.preemptions > 0
-    assert all(delta.cached_tokens == 0 for request in requests for delta in deltas[request.request_id])
+    assert set(_told(deltas).values()) == {0} and _told(deltas) == skipped
+    assert engine.load().prefix_hit_tokens == 0 < (engine.load().prefix_queried_tokens or 0)
+
+
+def test_B112_what_is_told_as_cached_is_what_was_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half the prompts share a prefix; some match and have to wait for room; some are preempted."""
+    engine = make_engine(kv_blocks=12, max_model_len=160)
+    skipped = _skipped(engine, monkeypatch)
+    shared = _prompt(50, 48)
+    refused = 0
+    adopt = engine._scheduler.cache.adopt
+
+    def counted(sequence: Any, matched: Any, spare_blocks: int = 0) -> bool:
+        nonlocal refused
+        adopted = adopt(sequence, matched, spare_blocks)
+        refused += bool(matched) and not adopted
+        return adopted
+
+    monkeypatch.setattr(engine._scheduler.cache, "adopt", counted)
+    told: dict[str, int] = {}
+    for round_ in range(3):
+        names = [f"{round_}.{number}" for number in range(6)]
+        prompts = [(shared if number % 2 else ()) + _prompt(number, 40) for number in range(6)]
+        requests = [
+            greedy_request(name, (*prompt, round_), 50) for name, prompt in zip(names, prompts, strict=True)
+        ]
+        told |= _told(finish_all(engine, requests))
+    assert engine.preemptions > 0 and refused > 10, (engine.preemptions, refused)
+    assert told == skipped and sum(told.values()) > 0
+    assert engine.load().prefix_hit_tokens == sum(skipped.values())
+
+
+def test_B112_a_match_that_never_got_room_is_no_hit() -> None:
+    engine = make_engine(kv_blocks=8, max_model_len=128)
+    shared = _prompt(51, 48)
+    finish_all(engine, [greedy_request("first", shared, 1)])
+    engine.add(greedy_request("large", _prompt(52, 60), 20))
+    engine.step()
+    before = engine.load()
+    engine.add(greedy_request("waits", shared + _prompt(53, 60), 1))
+    for _ in range(5):
+        engine.step()
+    (waits,) = engine._scheduler.waiting
+    assert len(engine._scheduler.cache.match(waits)) == 3, "and there is no room for the rest"
+    assert engine.load().prefix_hit_tokens == before.prefix_hit_tokens
+    assert engine.load().prefix_queried_tokens == before.prefix_queried_tokens
+    engine.abort("waits")
+    while engine.has_work:
+        engine.step()
+    assert engine.load().prefix_hit_tokens == before.prefix_hit_tokens
 
 
 def test_B090_a_salt_separates_cached_prefixes() -> None:

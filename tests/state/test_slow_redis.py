@@ -9,7 +9,7 @@ import pytest
 from router.routing.in_flight import InFlight
 from tests.fakes.redis_server import RedisServer, needs_redis
 from tests.fakes.slow_link import slow_link
-from tests.state.members import Members, until, with_redis
+from tests.state.members import QUICK, Member, Members, until, with_redis
 
 pytestmark = needs_redis
 
@@ -106,18 +106,80 @@ def test_B014_B119_five_hundred_requests_cut_at_any_moment_are_told_of_exactly(d
     with_redis(scenario, timeout_ms=2_000.0, lease_s=5.0)
 
 
-def test_B137_routers_stopped_at_any_moment_leave_no_connection() -> None:
+async def no_clients(server: RedisServer) -> None:
+    """Wait until nobody is connected."""
+    async with asyncio.timeout(5.0):
+        while await clients(server):  # noqa: ASYNC110 - only the server knows
+            await asyncio.sleep(0.02)
+
+
+def test_B137_routers_cancelled_at_any_moment_of_their_start_leave_no_connection() -> None:
+    """60 starts, each cut at a random moment of the 0.3 s that its connections and questions take.
+
+    A few rounds of twenty at once are enough: what leaks, leaks in each that is cut at the wrong moment.
+    """
+
     async def scenario(server: RedisServer, members: Members) -> None:
         rng = random.Random(1)
-        async with slow_link(server.port, 0.01) as link:
-            for _ in range(8):
-                some = Members(server)
-                starting = asyncio.create_task(some.start(url=f"redis://127.0.0.1:{link.port}"))
-                await asyncio.wait([starting], timeout=rng.random() * 0.7)
-                await starting
-                await some.stop()
-            async with asyncio.timeout(5.0):
-                while await clients(server):  # noqa: ASYNC110 - only the server knows
-                    await asyncio.sleep(0.02)
+        cut = open_when_cut = 0
+        async with slow_link(server.port, 0.05) as link:
+            state = {"kind": "redis", "url": f"redis://127.0.0.1:{link.port}"} | QUICK
+
+            async def start_and_cancel() -> None:
+                nonlocal cut
+                member = Member(state)
+                starting = asyncio.create_task(member.state.start())
+                await asyncio.wait([starting], timeout=rng.random() * 0.3)
+                starting.cancel()
+                await asyncio.wait([starting])
+                cut += starting.cancelled()
+                await member.state.stop()
+
+            for _ in range(3):
+                rounds = [asyncio.create_task(start_and_cancel()) for _ in range(20)]
+                await asyncio.sleep(0.15)
+                open_when_cut += await clients(server)
+                await asyncio.gather(*rounds)
+                await no_clients(server)
+        assert cut > 30 and open_when_cut > 10, (cut, open_when_cut)
 
     with_redis(scenario)
+
+
+def test_B137_two_thousand_cancelled_requests_watch_nothing_and_borrow_no_connection() -> None:
+    """With 50 ms of latency: the request path holds no connection, so there is none it could lose."""
+
+    async def scenario(server: RedisServer, members: Members) -> None:
+        rng = random.Random(1)
+        async with slow_link(server.port) as link:
+            url = f"redis://127.0.0.1:{link.port}"
+            one, two = await asyncio.gather(members.start(url=url), members.start(url=url))
+            await until(lambda: bool(two.report.peers and one.report.peers))
+            link.delay_s = 0.025  # there and back
+
+            async def request(number: int) -> None:
+                flight = one.send(number % 50)
+                try:
+                    await asyncio.sleep(10.0)
+                finally:
+                    one.fleet.cancelled(flight, time.monotonic())
+
+            asking = [asyncio.create_task(request(number)) for number in range(2000)]
+            most = 0
+            while asking:
+                await asyncio.sleep(rng.random() * 0.02)
+                rng.shuffle(asking)
+                for task in asking[:200]:
+                    task.cancel()
+                del asking[:200]
+                most = max(most, await clients(server))
+            assert most <= 4, "one to read and one to write for each router"
+            await until(lambda: sum(one.in_flight()) == sum(two.in_flight()) == 0)
+            told = await server.ask("INFO", "commandstats")
+            assert isinstance(told, dict) and "cmdstat_xadd" in told
+            assert not told.keys() & {f"cmdstat_{name}" for name in ("watch", "multi", "exec")}, told
+            link.delay_s = 0.0
+            await members.stop()
+        await no_clients(server)
+
+    with_redis(scenario, timeout_ms=1_000.0, lease_s=5.0)
