@@ -19,6 +19,7 @@ from sim.first_model import Unreachable, first_model
 from sim.progress_view import ProgressView
 from sim.replay import Replay, ReplaySettings, prompt_scale, replay
 from sim.results_table import client_warning, results_table, table_console
+from sim.trace_remarks import tell_remarks
 from sim.workload.sources import open_text_or_trace
 from sim.workload.trace import Trace, TraceError
 
@@ -92,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
         model = args.model or asyncio.run(first_model(args.url, args.headers)).name
     except Unreachable as error:
         return _say(str(error), 1)
+    tell_remarks(trace)
     settings = ReplaySettings(
         url=args.url,
         headers=args.headers,

@@ -18,6 +18,7 @@ from sim.results import Result
 from sim.results_table import results_table, table_console
 from sim.simulate import SimulationSettings, simulate
 from sim.simulate_arguments import add_arguments, described_step_time, simulation_settings
+from sim.trace_remarks import tell_remarks
 from sim.workload.arrival_process import retimed
 from sim.workload.sources import open_trace
 from sim.workload.trace import Trace
@@ -41,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
         if args.compare is not None:
             return _compare(args, policies, settings)
         trace = _trace(args, args.seed)
+        tell_remarks(trace)
         if args.explain is not None:
             return _explain(args, policies, trace, settings)
         return _simulate(args, policies, trace, settings)
@@ -113,6 +115,7 @@ def _compare(args: argparse.Namespace, policies: Sequence[str], settings: Simula
             progress=view.update,
         )
     trace = _trace(args, args.seed)
+    tell_remarks(trace)
     unit = "sessions started a second" if trace.in_sessions else "requests a second"
     if args.json:
         _print_json(made.json_object())

@@ -14,6 +14,7 @@ from sim.demo.processes import ChildError
 from sim.progress_view import ProgressView
 from sim.results import Result
 from sim.results_table import client_warning, results_table, table_console
+from sim.trace_remarks import tell_remarks
 from sim.workload.sources import open_trace
 from sim.workload.trace import Trace, TraceError
 
@@ -60,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         trace = open_trace(args.trace, block_tokens=args.block_size, requests=args.requests, seed=args.seed)
     except TraceError as error:
         return _say(str(error), 2)
+    tell_remarks(trace)
     plan = plan_of(args)
     found, missing = find_rivals(args.rivals)
     routers = [ours(scaled(plan.slo, args.speed)), *found]

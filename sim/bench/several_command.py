@@ -11,6 +11,7 @@ from sim.bench.several import Run, measure_several
 from sim.demo.processes import ChildError
 from sim.progress_view import ProgressView
 from sim.results_table import client_warning, results_table, table_console
+from sim.trace_remarks import tell_remarks
 from sim.workload.sources import open_trace
 from sim.workload.trace import Trace, TraceError
 
@@ -35,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
         trace = open_trace(args.trace, block_tokens=args.block_size, requests=args.requests, seed=args.seed)
     except TraceError as error:
         return _say(str(error), 2)
+    tell_remarks(trace)
     try:
         with ProgressView() as view:
             runs = uvloop.run(measure_several(args.routers, trace, plan_of(args), view.update))

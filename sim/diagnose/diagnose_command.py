@@ -26,6 +26,7 @@ from sim.simulate_arguments import (
     policy_kinds,
     simulation_settings,
 )
+from sim.trace_remarks import tell_remarks
 
 DEFAULT_REPLICAS = 8
 DEFAULT_WARMUP = 0.25
@@ -206,6 +207,7 @@ def _diagnosed(
         if args.tokenizer is None
         else ModelConfig(tokenizer=args.tokenizer, chat_template=args.chat_template),
     )
+    tell_remarks(sample.trace)
     settings = simulation_settings(argparse.Namespace(**{**vars(args), "warmup": DEFAULT_WARMUP}))
     replicas = args.replicas or len(sample.replicas) or DEFAULT_REPLICAS
     if router is not None:

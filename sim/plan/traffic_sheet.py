@@ -12,6 +12,7 @@ from sim.plan.config import NumbersTraffic, TraceTraffic
 from sim.plan.plan_error import PlanError
 from sim.plan.replica_cost import ReplicaCost
 from sim.plan.worksheet import Worksheet
+from sim.trace_remarks import tell_remarks
 from sim.workload.arrivals import plan_arrivals
 from sim.workload.sources import open_trace
 from sim.workload.trace import Trace, TraceError
@@ -37,11 +38,13 @@ def write_traffic(
 
 
 def read_trace_named(name: str, requests: int | None) -> Trace:
-    """The trace ``name`` stands for; raises ``PlanError``."""
+    """The trace ``name`` stands for, its remarks told; raises ``PlanError``."""
     try:
-        return open_trace(name, requests=requests)
+        trace = open_trace(name, requests=requests)
     except TraceError as error:
         raise PlanError(f"trace: {error}") from None
+    tell_remarks(trace)
+    return trace
 
 
 def traced_requests(trace: Trace) -> list[TracedRequest]:

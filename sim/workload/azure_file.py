@@ -41,7 +41,10 @@ def read_azure_file(path: str | Path, *, requests: int | None = None) -> Trace:
     made = [_row(path, number, row) for number, row in enumerate(rows, 2) if row]
     if not made:
         raise TraceError(f"{path}: no row; expected {', '.join(COLUMNS)}")
+    as_written = [time_s for time_s, _, _ in made]
     made.sort(key=lambda row: row[0])
+    moved = sum(one != row[0] for one, row in zip(as_written, made, strict=True))
+    remarks = (f"{moved} rows are not in order: sorted by TIMESTAMP",) if moved else ()
     start_s = made[0][0]
     out: list[TraceRequest] = []
     next_id = 0
@@ -50,7 +53,7 @@ def read_azure_file(path: str | Path, *, requests: int | None = None) -> Trace:
         ids = tuple(range(next_id, next_id + blocks))
         next_id += blocks
         out.append(TraceRequest(prompt, output, ids, timestamp_ms=1e3 * (time_s - start_s)))
-    return Trace(path.name, BLOCK_TOKENS, tuple(out))
+    return Trace(path.name, BLOCK_TOKENS, tuple(out), remarks)
 
 
 def _row(path: Path, line: int, row: list[str]) -> tuple[float, int, int]:

@@ -37,6 +37,8 @@ class Trace:
     block_tokens: int
     """Tokens in one block of ``block_ids``."""
     requests: tuple[TraceRequest, ...]
+    remarks: tuple[str, ...] = ()
+    """What reading it had to change or found strange, for whoever uses it."""
 
     @property
     def in_sessions(self) -> bool:
@@ -47,4 +49,4 @@ class Trace:
         """The first ``requests`` requests, or all of them."""
         if requests is None or requests >= len(self.requests):
             return self
-        return Trace(self.name, self.block_tokens, self.requests[:requests])
+        return Trace(self.name, self.block_tokens, self.requests[:requests], self.remarks)

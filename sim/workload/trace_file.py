@@ -8,7 +8,8 @@ One row is one request::
 their own but follow the answer to the turn before (ordered by ``turn``, else ``timestamp``, else as they
 stand); ``delay`` (milliseconds) is the pause before a turn. There is one id per block of prompt, for all
 blocks or for the full ones only. Nothing is repaired in silence: a row that does not add up is refused with
-file, line and reason. Sorted are only unsorted timestamps.
+file, line and reason. What is read otherwise than it stands (rows out of order, replies of no tokens), and
+times that look like seconds, are the trace's ``remarks``.
 """
 
 from pathlib import Path
@@ -21,6 +22,8 @@ DEFAULT_BLOCK_TOKENS = 512
 OTHER_BLOCK_TOKENS = (16, 32, 64, 128, 256, 1024, 2048)
 """Tried in this order when the default disagrees with the lengths."""
 ID_LIMIT = 1 << 64
+STRANGE_REQUESTS_PER_S = 100.0
+"""On average, over a whole file: more is rare in milliseconds, and one in ten seconds in seconds."""
 
 
 def read_trace(path: str | Path, *, block_tokens: int | None = None, requests: int | None = None) -> Trace:
@@ -33,16 +36,19 @@ def read_trace(path: str | Path, *, block_tokens: int | None = None, requests: i
     rows = list(json_lines(path, f"an object with {_FIELDS}"))
     if not rows:
         raise TraceError(f"{path}: empty; expected one JSON object per line with {_FIELDS}")
+    remarks: list[str] = []
     if all("timestamp" in row and "session_id" not in row for _, row in rows):
+        as_written = [line for line, _ in rows]
         rows.sort(key=lambda row: _time(path, *row))
+        remarks += _moved(as_written, [line for line, _ in rows], "by timestamp")
     elif any("session_id" in row for _, row in rows):
-        rows = _by_session(path, rows)
+        rows = _by_session(path, rows, remarks)
     for line, row in rows:
         _check_lengths(path, line, row)
     size = block_tokens or _block_tokens(path, rows)
     made = tuple(_request(path, line, row, size) for line, row in rows[:requests])
     _check_chains(path, rows, made)
-    return Trace(path.name, size, made)
+    return Trace(path.name, size, made, (*remarks, *_strange(rows[:requests])))
 
 
 _FIELDS = "input_length, output_length, hash_ids and timestamp or session_id"
@@ -55,8 +61,38 @@ def _time(path: Path, line: int, row: dict[str, Any]) -> float:
     return float(value)
 
 
-def _by_session(path: Path, rows: list[Row]) -> list[Row]:
-    """Session by session in order of first appearance, turn by turn."""
+def _moved(as_written: list[int], ordered: list[int], by: str) -> list[str]:
+    """What to say of rows, by line, that do not stand in their order.
+
+    >>> _moved([1, 2, 3], [1, 3, 2], "by timestamp")
+    ['2 rows are not in order, the first in line 2: sorted by timestamp']
+    """
+    moved = [line for line, other in zip(as_written, ordered, strict=True) if line != other]
+    if not moved:
+        return []
+    return [f"{len(moved)} rows are not in order, the first in line {min(moved)}: sorted {by}"]
+
+
+def _strange(rows: list[Row]) -> list[str]:
+    """What is allowed in checked ``rows`` but may not be meant."""
+    remarks = []
+    silent = [line for line, row in rows if row["output_length"] == 0]
+    if silent:
+        remarks.append(
+            f"output_length is 0 in {len(silent)} rows, the first in line {min(silent)}: read as 1 token"
+        )
+    times_ms = [row["timestamp"] for _, row in rows if "timestamp" in row and "session_id" not in row]
+    span_s = (max(times_ms) - min(times_ms)) / 1e3 if times_ms else 0.0
+    if span_s and (len(times_ms) - 1) / span_s > STRANGE_REQUESTS_PER_S:
+        remarks.append(
+            f"{len(times_ms)} requests in {span_s:g} s, as timestamps are read as milliseconds: if they are "
+            "seconds, multiply them by 1000"
+        )
+    return remarks
+
+
+def _by_session(path: Path, rows: list[Row], remarks: list[str]) -> list[Row]:
+    """Session by session in order of first appearance, turn by turn; ``remarks`` gets what was sorted."""
     sessions: dict[str, list[Row]] = {}
     for line, row in rows:
         session = row.get("session_id")
@@ -67,6 +103,7 @@ def _by_session(path: Path, rows: list[Row]) -> list[Row]:
             )
         sessions.setdefault(str(session), []).append((line, row))
     ordered: list[Row] = []
+    as_written = [line for turns in sessions.values() for line, _ in turns]
     for name, turns in sessions.items():
         if all("turn" in row for _, row in turns):
             seen: dict[Any, int] = {}
@@ -83,6 +120,7 @@ def _by_session(path: Path, rows: list[Row]) -> list[Row]:
         elif all("timestamp" in row for _, row in turns):
             turns.sort(key=lambda turn: _time(path, *turn))
         ordered.extend(turns)
+    remarks += _moved(as_written, [line for line, _ in ordered], "within their sessions")
     return ordered
 
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from sim.workload.prompt_text import PromptText
 from sim.workload.sources import open_trace
 from sim.workload.trace import TraceError
 from sim.workload.trace_file import read_trace
+from tests.sim.commands import exit_code
 
 
 def row(at: float = 0, tokens: float = 1000, ids: Any = (1, 2), **more: Any) -> dict[str, Any]:
@@ -45,6 +47,42 @@ def test_B051_unsorted_timestamps_are_sorted_and_ties_keep_their_order(tmp_path:
     rows = [row(at=9, tokens=600, ids=[1]), row(at=3, tokens=601, ids=[1]), row(at=3, tokens=602, ids=[1])]
     trace = read_trace(write(tmp_path / "t.jsonl", rows))
     assert [request.prompt_tokens for request in trace.requests] == [601, 602, 600]
+
+
+def test_B051_what_is_read_otherwise_than_it_stands_is_said(tmp_path: Path) -> None:
+    seconds = [row(at=0.0), row(at=2.5, ids=[1, 3]), row(at=1.5, ids=[1, 4]), row(at=4.0, ids=[1, 5])]
+    sorted_, unit = read_trace(write(tmp_path / "seconds.jsonl", seconds)).remarks
+    assert sorted_ == "2 rows are not in order, the first in line 2: sorted by timestamp"
+    assert unit.startswith(
+        "4 requests in 0.004 s, as timestamps are read as milliseconds: if they are seconds"
+    )
+    in_ms = [{**one, "timestamp": 1e3 * one["timestamp"]} for one in seconds]
+    assert read_trace(write(tmp_path / "ms.jsonl", in_ms)).remarks == (sorted_,)
+    in_order = sorted(in_ms, key=lambda one: float(one["timestamp"]))
+    assert read_trace(write(tmp_path / "fine.jsonl", in_order)).remarks == ()
+    (silent,) = read_trace(write(tmp_path / "silent.jsonl", [row(), row(at=900, output_length=0)])).remarks
+    assert silent == "output_length is 0 in 1 rows, the first in line 2: read as 1 token"
+    turns = [row(session_id="a", turn=1), row(session_id="a", turn=0)]
+    (moved,) = read_trace(write(tmp_path / "turns.jsonl", turns)).remarks
+    assert moved == "2 rows are not in order, the first in line 1: sorted within their sessions"
+    assert open_trace("mooncake").remarks == ()
+
+
+def test_B051_commands_say_it_beside_their_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "seconds.jsonl", [row(at=at / 10) for at in (0, 9, 5, 7)])
+    assert exit_code(["simulate", "--trace", str(path), "--policy", "round_robin", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)[0]["requests"] > 0
+    assert "seconds.jsonl: 3 rows are not in order" in said.err
+    assert "seconds.jsonl: 4 requests in 0.0009 s" in said.err
+
+
+def test_B051_same_ids_are_the_same_text_and_differ_after_what_they_share(tmp_path: Path) -> None:
+    trace = read_trace(write(tmp_path / "t.jsonl", [row(tokens=1030), row(tokens=1030, ids=[1, 3])]))
+    words = PromptText(trace.block_tokens, salt="s")
+    one, other = (words.prompt(each.block_ids, 1030, "rest") for each in trace.requests)
+    assert one[: 512 * 4] == other[: 512 * 4]
+    assert one[512 * 4 : 513 * 4] != other[512 * 4 : 513 * 4]
 
 
 def test_B051_the_block_size_is_found_or_given(tmp_path: Path) -> None:
