@@ -403,7 +403,10 @@ def test_an_answer_that_breaks_off_is_not_passed_for_whole() -> None:
 # --- without a picker -----------------------------------------------------------------------------
 
 
-def test_a_picker_that_is_down_leaves_round_robin() -> None:
+def test_a_picker_that_is_down_leaves_round_robin_where_that_is_wanted() -> None:
+    def opened(config: Config) -> None:
+        filter_of(config)["failure_mode_allow"] = True
+
     async def scenario(rig: PickerRig) -> None:
         await rig.rig.router.data_plane.stop(0.0)
         await rig.envoy.until(lambda page: page.endswith(": 0\n"), PICKERS_HEALTHY)
@@ -411,18 +414,18 @@ def test_a_picker_that_is_down_leaves_round_robin() -> None:
             assert (await rig.ask()).status == 200
         assert rig.seen() == [2, 2] and not rig.counters.requests
 
-    with_envoy(scenario)
+    with_envoy(scenario, change=opened)
 
 
-def test_a_picker_that_is_down_closes_the_gateway_where_that_is_wanted() -> None:
-    def closed(config: Config) -> None:
-        filter_of(config)["failure_mode_allow"] = False
-
+def test_a_picker_that_is_down_closes_the_gateway() -> None:
     async def scenario(rig: PickerRig) -> None:
         await rig.rig.router.data_plane.stop(0.0)
-        assert (await rig.ask()).status in (500, 503) and rig.seen() == [0, 0]
+        answers = [(await rig.ask()).status for _ in range(2)]
+        await rig.envoy.until(lambda page: page.endswith(": 0\n"), PICKERS_HEALTHY)
+        answers += [(await rig.ask()).status for _ in range(2)]
+        assert answers == [503] * 4 and rig.seen() == [0, 0]
 
-    with_envoy(scenario, change=closed)
+    with_envoy(scenario, keys={"public": ["right"]})
 
 
 def test_many_at_once_leave_nothing_behind() -> None:

@@ -27,6 +27,8 @@ def test_envoy_and_picker_meet_and_have_the_same_replicas() -> None:
     assert endpoints(cluster_of(envoy, "replicas")) == [endpoint_of(one.url) for one in picker.replicas]
     (check,) = cluster_of(envoy, "picker")["health_checks"]
     assert check["grpc_health_check"]["service_name"] in READINESS
+    assert float(check["no_traffic_interval"].rstrip("s")) <= 5, "Envoy's own is 60 s: so long would no picker be seen"
+    assert filter_of(envoy)["failure_mode_allow"] is False
     assert float(filter_of(envoy)["message_timeout"].rstrip("s")) > picker.hold.max_wait_s
     (listener,) = envoy["static_resources"]["listeners"]
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
@@ -80,6 +82,7 @@ def test_in_kubernetes_the_pool_names_the_pickers(objects: dict[str, Any], confi
         objects["Service"]["metadata"]["name"],
         service_port["port"],
     )
+    assert objects["InferencePool"]["spec"]["endpointPickerRef"]["failureMode"] == "FailClose"
     (rule,) = objects["HTTPRoute"]["spec"]["rules"]
     assert rule["backendRefs"][0]["name"] == objects["InferencePool"]["metadata"]["name"]
     assert container["livenessProbe"]["grpc"] == {"port": port["containerPort"], "service": LIVENESS[1]}
