@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from replica.contract.load_report import LoadReport
-from router.engines.metrics_page import MetricsPage
+from router.engines.metrics_page import LARGEST, MetricsPage
 
 
 def _tells_nothing(_: Mapping[str, Any]) -> LoadReport:
@@ -39,6 +39,16 @@ class Engine:
     """A request may carry ``cache_salt``; False: it may be refused for a field that OpenAI does not have."""
 
 
+def product(*factors: int | None) -> int | None:
+    """Of positive counts; ``None`` where one of them, or what comes out, is none."""
+    result = 1
+    for factor in factors:
+        if factor is None:
+            return None
+        result *= factor
+    return whole_number(result)
+
+
 def whole_number(value: Any) -> int | None:
     """A positive count from a JSON page, else ``None``."""
-    return value if type(value) is int and 0 < value < 1 << 50 else None
+    return value if type(value) is int and 0 < value <= LARGEST else None

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from replica.contract.load_report import LoadReport
-from router.engines.engine import Engine, whole_number
+from router.engines.engine import Engine, product, whole_number
 from router.engines.metrics_page import MetricsPage
 
 
@@ -25,7 +25,7 @@ def load(page: MetricsPage) -> LoadReport:
         running=page.whole("llamacpp:requests_processing"),
         waiting=page.whole("llamacpp:requests_deferred"),
         # Builds before the summer of 2025 have it.
-        kv_usage=page.mean("llamacpp:kv_cache_usage_ratio"),
+        kv_usage=page.share("llamacpp:kv_cache_usage_ratio"),
     )
 
 
@@ -37,7 +37,7 @@ def info(page: Mapping[str, Any]) -> LoadReport:
     """
     settings, slots = page.get("default_generation_settings"), whole_number(page.get("total_slots"))
     context = whole_number(settings.get("n_ctx")) if isinstance(settings, dict) else None
-    return LoadReport(capacity_tokens=context * slots if context and slots else None)
+    return LoadReport(capacity_tokens=product(context, slots))
 
 
 ENGINE = Engine(

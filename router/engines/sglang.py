@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from replica.contract.load_report import LoadReport
-from router.engines.engine import Engine, whole_number
+from router.engines.engine import Engine, product, whole_number
 from router.engines.metrics_page import MetricsPage
 
 
@@ -19,15 +19,14 @@ def load(page: MetricsPage) -> LoadReport:
     >>> report.running, report.kv_usage, report.waiting
     (3, 0.5, None)
     """
-    page_size = page.mean("sglang:page_size")
     return LoadReport(
         running=page.whole("sglang:num_running_reqs"),
         waiting=page.whole("sglang:num_queue_reqs"),
-        kv_usage=page.mean("sglang:token_usage"),
+        kv_usage=page.share("sglang:token_usage"),
         prefix_queried_tokens=page.sum("sglang:prompt_tokens"),
         prefix_hit_tokens=page.sum("sglang:cached_tokens"),
         capacity_tokens=page.whole("sglang:max_total_num_tokens") or None,
-        block_size=int(page_size) if page_size else None,
+        block_size=page.largest("sglang:page_size") or None,
     )
 
 
@@ -37,9 +36,9 @@ def info(page: Mapping[str, Any]) -> LoadReport:
     >>> info({"max_total_num_tokens": 400_000, "page_size": 1, "dp_size": 2}).capacity_tokens
     800000
     """
-    tokens, ranks = whole_number(page.get("max_total_num_tokens")), whole_number(page.get("dp_size")) or 1
+    ranks = whole_number(page.get("dp_size")) or 1
     return LoadReport(
-        capacity_tokens=None if tokens is None else tokens * ranks,
+        capacity_tokens=product(whole_number(page.get("max_total_num_tokens")), ranks),
         block_size=whole_number(page.get("page_size")),
     )
 

@@ -1,8 +1,11 @@
 """vLLM: all is on its metrics page, the size of its KV cache as labels of ``vllm:cache_config_info``."""
 
 from replica.contract.load_report import LoadReport
-from router.engines.engine import Engine
+from router.engines.engine import Engine, product, whole_number
 from router.engines.metrics_page import MetricsPage
+
+_DIGITS = 16
+"""Of a count in a label; no longer one is read."""
 
 
 def load(page: MetricsPage) -> LoadReport:
@@ -21,23 +24,28 @@ def load(page: MetricsPage) -> LoadReport:
     for config in page.labels("vllm:cache_config_info"):
         hash_algorithm = config.get("prefix_caching_hash_algo") or hash_algorithm
         memory_share = _share(config.get("gpu_memory_utilization", "")) or memory_share
-        size, blocks = config.get("block_size", ""), config.get("num_gpu_blocks", "")
-        if size.isdigit() and blocks.isdigit() and int(size) > 0:
-            block_size = int(size)
-            capacity += int(size) * int(blocks)
-    usage = page.mean("vllm:kv_cache_usage_perc")
+        size, blocks = _count(config.get("block_size", "")), _count(config.get("num_gpu_blocks", ""))
+        tokens = product(size, blocks)
+        if tokens is not None:
+            block_size = size
+            capacity += tokens
+    usage = page.share("vllm:kv_cache_usage_perc")
     return LoadReport(
         running=page.whole("vllm:num_requests_running"),
         waiting=page.whole("vllm:num_requests_waiting"),
         # Its name up to 0.10.
-        kv_usage=page.mean("vllm:gpu_cache_usage_perc") if usage is None else usage,
+        kv_usage=page.share("vllm:gpu_cache_usage_perc") if usage is None else usage,
         prefix_queried_tokens=page.sum("vllm:prefix_cache_queries"),
         prefix_hit_tokens=page.sum("vllm:prefix_cache_hits"),
-        capacity_tokens=capacity or None,
+        capacity_tokens=whole_number(capacity),
         memory_share=memory_share,
         block_size=block_size,
         hash_algorithm=hash_algorithm,
     )
+
+
+def _count(text: str) -> int | None:
+    return whole_number(int(text)) if len(text) <= _DIGITS and text.isdecimal() else None
 
 
 def _share(text: str) -> float | None:

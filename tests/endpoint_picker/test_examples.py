@@ -27,7 +27,9 @@ def test_envoy_and_picker_meet_and_have_the_same_replicas() -> None:
     assert endpoints(cluster_of(envoy, "replicas")) == [endpoint_of(one.url) for one in picker.replicas]
     (check,) = cluster_of(envoy, "picker")["health_checks"]
     assert check["grpc_health_check"]["service_name"] in READINESS
-    assert float(check["no_traffic_interval"].rstrip("s")) <= 5, "Envoy's own is 60 s: so long would no picker be seen"
+    assert float(check["no_traffic_interval"].rstrip("s")) <= 5, (
+        "Envoy's own is 60 s: so long would no picker be seen"
+    )
     assert filter_of(envoy)["failure_mode_allow"] is False
     assert float(filter_of(envoy)["message_timeout"].rstrip("s")) > picker.hold.max_wait_s
     (listener,) = envoy["static_resources"]["listeners"]

@@ -219,3 +219,42 @@ def test_metrics_in_the_shapes_that_engines_use() -> None:
     load: Callable[[MetricsPage], LoadReport] = ENGINES["vllm"].load
     assert load(MetricsPage("vllm:gpu_cache_usage_perc 0.5")).kv_usage == 0.5, "its name up to 0.10"
     assert load(MetricsPage("vllm:num_requests_running NaN\n\0\xff{")) == LoadReport()
+
+
+GAUGES = {
+    "vllm": (
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "prefix_cache_hits_total",
+    ),
+    "sglang": ("num_running_reqs", "num_queue_reqs", "token_usage", "max_total_num_tokens", "page_size"),
+    "llamacpp": ("requests_processing", "requests_deferred", "kv_cache_usage_ratio"),
+    "tgi": ("batch_current_size", "queue_size"),
+}
+HUGE = "9" * 5_000
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Inf", "+Inf", "-5", "1e300", "1e19", HUGE])
+@pytest.mark.parametrize("kind", sorted(GAUGES))
+def test_a_gauge_with_a_value_that_cannot_be_is_not_told(kind: str, value: str) -> None:
+    page = "".join(f"{ENGINES[kind].metric_prefix}{name} {value}\n" for name in GAUGES[kind])
+    _, _, report = read(Server({"/metrics": page.encode()}), kind)
+    assert report == LoadReport(kind)
+
+
+def test_many_gauges_that_each_may_be_do_not_add_up_to_one_that_cannot() -> None:
+    page = "".join(f'vllm:num_requests_waiting{{rank="{rank}"}} {1 << 50}\n' for rank in range(9_000))
+    assert ENGINES["vllm"].load(MetricsPage(page)).waiting is None
+
+
+@pytest.mark.parametrize("blocks", ["-1", "x", "²", "0", "99999999999999999999", HUGE])
+def test_a_cache_of_a_size_that_cannot_be_is_not_told(blocks: str) -> None:
+    page = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{blocks}"}} 1\n'
+    assert ENGINES["vllm"].load(MetricsPage(page)).capacity_tokens is None
+    most = (1 << 50) - 1
+    for kind, info in {
+        "sglang": {"max_total_num_tokens": most, "dp_size": most},
+        "llamacpp": {"default_generation_settings": {"n_ctx": most}, "total_slots": most},
+    }.items():
+        assert ENGINES[kind].info(info).capacity_tokens is None
