@@ -26,6 +26,7 @@ from router.routing.peer_events import (
     WorkSent,
 )
 from router.routing.prompt_blocks import Prompt
+from router.routing.recent_prompts import RecentPrompts, stored
 from router.routing.replica_state import ReplicaState
 
 MAX_EVENTS = 20_000
@@ -46,6 +47,7 @@ class Journal:
         "_last",
         "_missed",
         "_outstanding",
+        "_recent",
         "dropped",
         "router",
         "wake",
@@ -64,6 +66,7 @@ class Journal:
         self._deadlines: dict[int, float] = {}
         self._decoding: set[int] = set()
         self._missed: deque[PromptStored] = deque(maxlen=MISSED_PROMPTS)
+        self._recent = RecentPrompts()
         self._last = 0
 
     # --- from the fleet -------------------------------------------------------------------------
@@ -168,6 +171,10 @@ class Journal:
         events, self._events = self._events, []
         return events
 
+    def told(self, batch: int, events: Sequence[PeerEvent]) -> None:
+        """These were taken and went into the batch of that number; numbers rise."""
+        self._recent.told(batch, events)
+
     def discard(self) -> None:
         """Nobody can be told now. What should be known of prompts is kept, as far as there is room."""
         self.lost(self._events)
@@ -179,17 +186,17 @@ class Journal:
         self._keep_prompts(events)
 
     def _keep_prompts(self, events: Iterable[PeerEvent]) -> None:
-        for event in events:
-            if type(event) is PromptStored:  # of a statement that failed
-                self._missed.append(event)
-            elif type(event) is WorkSent and event.keys:
-                self._missed.append(_stored(event))
+        self._missed.extend(
+            stored(event) for event in events if isinstance(event, WorkSent | PromptStored) and event.keys
+        )
 
-    def statement(self, replicas: Iterable[ReplicaState], now: float) -> tuple[list[int], list[PeerEvent]]:
+    def statement(
+        self, replicas: Iterable[ReplicaState], now: float, again: tuple[int, int] | None = None
+    ) -> tuple[list[int], list[PeerEvent]]:
         """The numbers of all requests outstanding, and what is to be told of them, once more for some.
 
-        With prompts that nobody was told of, operators' orders, and whatever was not taken yet.
-        O(outstanding).
+        With prompts that nobody was told of, those of the batches ``again`` (first and last), operators'
+        orders, and whatever was not taken yet. O(outstanding).
         """
         told: list[PeerEvent] = [
             ReplicaDrained(replica.name, replica.draining, replica.drain_version)
@@ -198,6 +205,8 @@ class Journal:
         ]
         self._keep_prompts(self._events)
         self._events.clear()
+        if again is not None:
+            told += self._recent.of_batches(*again)
         told += self._missed
         self._missed.clear()
         numbers = list(self._outstanding)
@@ -210,10 +219,6 @@ class Journal:
                 if decoding:
                     told.append(FirstTokenCame(number, seen=False))
         return numbers, told
-
-
-def _stored(event: WorkSent) -> PromptStored:
-    return PromptStored(event.replica, event.keys, event.naming, event.tenant)
 
 
 def _blocks(prompt: Prompt, replica: ReplicaState, exact: ExactIndex) -> tuple[Sequence[int], str | None]:

@@ -114,26 +114,32 @@ class NewsWriter:
     async def _tell(self, client: Client) -> None:
         """Send what there is: news, a statement if one is wanted, questions, or just a sign of life."""
         now, tracker = self._clock(), self._tracker
-        outstanding = None
+        outstanding, again = None, None
         if self._restate or tracker.asked:
             self._restate = tracker.asked = False
+            again, tracker.lacked = tracker.lacked, None
             self._journal.lost(self._backlog)
-            outstanding, self._backlog = self._journal.statement(self._replicas, now)
+            outstanding, self._backlog = self._journal.statement(self._replicas, now, again)
         else:
             self._backlog += self._journal.take()
         events, self._backlog = self._backlog[:BATCH_EVENTS], self._backlog[BATCH_EVENTS:]
         if self._backlog:
             self.wake()
-        ask = [EVERYBODY] if self._ask_all else tracker.ask(now)
+        ask, lacks = tracker.ask(now)
+        if self._ask_all:
+            ask.append(EVERYBODY)
         self._ask_all = False
         warm_from, self._warm_from = self._warm_from, ""
         self._number += 1
-        batch = Batch(self._journal.router, self._number, events, outstanding, ask, warm_from)
+        batch = Batch(
+            self._journal.router, self._number, events, outstanding, ask, warm_from, lacks=lacks, again=again
+        )
         try:
             await self._add(client, batch)
         except BaseException:
             self._journal.lost(events)
             raise
+        self._journal.told(self._number, events)
         self._status.writing(None)
 
     async def _add(self, client: Client, batch: Batch) -> None:

@@ -1,8 +1,9 @@
 """Who the other routers are, and whether everything they told has arrived. No I/O: batches and times come in.
 
 Each router numbers its batches. A number left out is a gap: the router is asked for a statement, the whole
-of what it has outstanding, which takes the place of what is known of it. A router that is not heard for the
-length of the lease is gone, and what it had outstanding with it.
+of what it has outstanding, which takes the place of what is known of it, and for the prompts of the batches
+that are missing. A router that is not heard for the length of the lease is gone, and what it had outstanding
+with it.
 """
 
 from collections.abc import Collection
@@ -15,6 +16,32 @@ REMEMBERED_OWN = 1_024
 """Own batches that are waited for, to measure how long they take."""
 
 ASK_AGAIN_S = 0.25
+ASK_FOR_PROMPTS = 3
+"""Who tells no prompts again when asked so often is of an earlier version."""
+REMEMBERED_GONE = 256
+"""Routers that were not heard for their lease and may come back."""
+
+
+def _hull(one: tuple[int, int] | None, other: tuple[int, int]) -> tuple[int, int]:
+    return other if one is None else (min(one[0], other[0]), max(one[1], other[1]))
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What is to be asked of a router: its statement, and the prompts of some batches."""
+
+    at: float
+    """When to ask, or to ask again."""
+    lacks: tuple[int, int] | None = None
+    """First and last of the batches that did not arrive."""
+    asked: int = 0
+    """How often."""
+
+    def answered(self, again: tuple[int, int] | None) -> bool:
+        """A statement with the prompts of the batches ``again`` is all that was wanted."""
+        if self.lacks is None or self.asked >= ASK_FOR_PROMPTS:
+            return True
+        return again is not None and again[0] <= self.lacks[0] and self.lacks[1] <= again[1]
 
 
 @dataclass(slots=True)
@@ -32,6 +59,7 @@ class PeerTracker:
     """Passes on what others tell to ``peers``; says who is there, what to ask for and what is asked."""
 
     __slots__ = (
+        "_gone",
         "_lease_s",
         "_own_sent",
         "_peers",
@@ -41,6 +69,7 @@ class PeerTracker:
         "batches",
         "events",
         "gaps",
+        "lacked",
         "lag_s",
         "late",
         "live",
@@ -55,9 +84,13 @@ class PeerTracker:
         self._own_sent: dict[int, float] = {}
         self.live: dict[str, Peer] = {}
         """By name: who was heard within the lease."""
-        self._wanted: dict[str, float] = {}
+        self._gone: dict[str, int] = {}
+        """The last number of routers that were lost without a word."""
+        self._wanted: dict[str, Wanted] = {}
         self.asked = False
         """This router's statement is wanted; whoever makes it sets this back."""
+        self.lacked: tuple[int, int] | None = None
+        """The first and the last of own batches that some did not get: that statement has their prompts."""
         self.to_warm: set[str] = set()
         """Routers for whom this one is asked to write down what it knows; whoever does takes them out."""
         self.lag_s: float | None = None
@@ -88,45 +121,62 @@ class PeerTracker:
             self._lost(batch.router, now)
             return
         if peer is None:
-            peer = self.live[batch.router] = Peer(batch.router, now, batch.number - 1)
+            heard_before = self._gone.pop(batch.router, batch.number - 1)
+            peer = self.live[batch.router] = Peer(batch.router, now, heard_before)
             if batch.outstanding is None:
-                self._wanted.setdefault(batch.router, now)  # what it had outstanding before is not known
+                self._want(batch.router, now)  # what it had outstanding before is not known
         if batch.number <= peer.last_number:
             self.late += 1
             return
-        if batch.number > peer.last_number + 1 and batch.outstanding is None:
-            peer.gaps += 1
-            self.gaps += 1
-            self._wanted.setdefault(batch.router, now)
+        if batch.number > peer.last_number + 1:
+            if batch.outstanding is None:
+                peer.gaps += 1
+                self.gaps += 1
+            self._want(batch.router, now, (peer.last_number + 1, batch.number - 1))
         peer.last_number, peer.heard_at = batch.number, now
         self._take(batch, now)
 
     def _take(self, batch: Batch, now: float) -> None:
         self.events += len(batch.events)
         if batch.outstanding is not None:
-            self._wanted.pop(batch.router, None)
+            wanted = self._wanted.get(batch.router)
+            if wanted is not None and wanted.answered(batch.again):
+                del self._wanted[batch.router]
             self._peers.stated(batch.router, batch.outstanding, now)
         if batch.events:
             self._peers.told(batch.router, batch.events, now)
         if self._router in batch.ask or EVERYBODY in batch.ask:
             self.asked = True
+        lacked = batch.lacks.get(self._router)
+        if lacked is not None:
+            self.asked, self.lacked = True, _hull(self.lacked, lacked)
         if batch.warm_from == self._router:
             self.to_warm.add(batch.router)
 
+    def _want(self, router: str, now: float, lacks: tuple[int, int] | None = None) -> None:
+        wanted = self._wanted.setdefault(router, Wanted(now))
+        if lacks is not None:
+            wanted.lacks = _hull(wanted.lacks, lacks)
+
     def wants(self, now: float) -> bool:
         """Something of some router is missing, and it is time to ask."""
-        return any(at <= now for at in self._wanted.values())
+        return any(wanted.at <= now for wanted in self._wanted.values())
 
-    def ask(self, now: float) -> list[str]:
-        """Routers whose statement is wanted; each again after a while, until it comes."""
-        due = [router for router, at in self._wanted.items() if at <= now]
-        self._wanted.update(dict.fromkeys(due, now + ASK_AGAIN_S))
-        return due
+    def ask(self, now: float) -> tuple[list[str], dict[str, tuple[int, int]]]:
+        """Routers whose statement is wanted, and of which batches the prompts are; until they come."""
+        due = {router: wanted for router, wanted in self._wanted.items() if wanted.at <= now}
+        for wanted in due.values():
+            wanted.at = now + ASK_AGAIN_S
+            wanted.asked += 1
+        return list(due), {router: one.lacks for router, one in due.items() if one.lacks is not None}
 
     def expire(self, now: float) -> list[str]:
         """Routers that are gone by now, each told once."""
         gone = [peer.router for peer in self.live.values() if now - peer.heard_at > self._lease_s]
         for router in gone:
+            if len(self._gone) >= REMEMBERED_GONE:
+                del self._gone[next(iter(self._gone))]
+            self._gone[router] = self.live[router].last_number
             self._lost(router, now)
         return gone
 

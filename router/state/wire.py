@@ -3,7 +3,7 @@
 The first byte is the version of the form. A router that meets another version counts it and goes on alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -34,6 +34,11 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The router that is asked to write down what it knows, for this one."""
     leaving: bool = False
     """The router's last."""
+    lacks: Mapping[str, tuple[int, int]] = {}
+    """Of routers in ``ask``, the first and the last of those batches that did not arrive: their prompts are
+    wanted, too."""
+    again: tuple[int, int] | None = None
+    """In a statement: the prompts of those own batches follow, as far as they are remembered."""
 
 
 class ReplicaLearned(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=101):

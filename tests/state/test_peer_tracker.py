@@ -8,7 +8,7 @@ from router.routing.fleet import Fleet, FleetSettings
 from router.routing.peer_events import WorkSent
 from router.routing.policies import POLICIES
 from router.routing.replica_state import ReplicaSpec
-from router.state.peer_tracker import ASK_AGAIN_S, PeerTracker
+from router.state.peer_tracker import ASK_AGAIN_S, ASK_FOR_PROMPTS, PeerTracker
 from router.state.wire import EVERYBODY, Batch, WireError, decode_batch, decode_chunk, encode_batch
 
 LEASE_S = 5.0
@@ -40,10 +40,40 @@ def test_a_number_left_out_is_asked_for_until_a_statement_comes() -> None:
     tracker.received(statement(1, 1, 2, 3), 0.0)
     tracker.received(Batch("you", 4, [sent(7)]), 0.1)
     assert tracker.gaps == 1 and tracker.live["you"].gaps == 1
-    assert tracker.wants(0.1) and tracker.ask(0.1) == ["you"]
-    assert not tracker.wants(0.1) and tracker.ask(0.1 + ASK_AGAIN_S) == ["you"]
+    assert tracker.wants(0.1) and tracker.ask(0.1) == (["you"], {"you": (2, 3)})
+    assert not tracker.wants(0.1) and tracker.ask(0.1 + ASK_AGAIN_S) == (["you"], {"you": (2, 3)})
     tracker.received(statement(5, 2, 7), 0.5)
-    assert fleet.peers.outstanding("you") == 2 and not tracker.wants(9.0)
+    assert fleet.peers.outstanding("you") == 2 and tracker.wants(9.0), "it was another's answer"
+    tracker.received(Batch("you", 6, outstanding=(), again=(2, 5)), 0.6)
+    assert not tracker.wants(9.0)
+
+
+def test_who_cannot_tell_prompts_again_is_not_asked_for_ever() -> None:
+    tracker, _ = make()
+    tracker.received(statement(1), 0.0)
+    tracker.received(
+        statement(4), 0.1
+    )  # after a fault: its work is known, the prompts of two batches are not
+    assert tracker.gaps == 0
+    for number in range(5, 5 + ASK_FOR_PROMPTS):
+        assert tracker.ask(float(number)) == (["you"], {"you": (2, 3)})
+        tracker.received(statement(number), float(number))
+    assert not tracker.wants(99.0)
+
+
+def test_what_was_missed_while_a_router_was_gone_is_asked_for() -> None:
+    tracker, _ = make()
+    tracker.received(statement(3), 0.0)
+    assert tracker.expire(2 * LEASE_S) == ["you"]
+    tracker.received(statement(9, 1), 3 * LEASE_S)
+    assert tracker.ask(3 * LEASE_S) == (["you"], {"you": (4, 8)})
+
+
+def test_prompts_are_told_again_for_all_who_lack_them() -> None:
+    tracker, _ = make()
+    for router, lacks in (("you", (7, 9)), ("he", (3, 4))):
+        tracker.received(Batch(router, 1, outstanding=(), ask=["me"], lacks={"me": lacks}), 0.0)
+    assert tracker.asked and tracker.lacked == (3, 9)
 
 
 def test_what_comes_late_or_twice_is_not_used() -> None:
@@ -57,7 +87,7 @@ def test_what_comes_late_or_twice_is_not_used() -> None:
 def test_who_is_heard_in_mid_stream_is_asked_for_the_rest() -> None:
     tracker, fleet = make()
     tracker.received(Batch("you", 41, [sent(40)]), 0.0)
-    assert fleet.peers.outstanding("you") == 1 and tracker.ask(0.0) == ["you"] and tracker.gaps == 0
+    assert fleet.peers.outstanding("you") == 1 and tracker.ask(0.0) == (["you"], {}) and tracker.gaps == 0
 
 
 def test_a_lease_ends_with_all_that_was_outstanding_and_is_told_once() -> None:

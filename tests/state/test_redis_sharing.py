@@ -8,6 +8,7 @@ import pytest
 from router.routing.hold_queue import Held
 from router.routing.in_flight import InFlight
 from tests.fakes.redis_server import RedisServer, needs_redis
+from tests.fakes.slow_link import slow_link
 from tests.state.members import Member, Members, prompt, until, with_redis
 
 pytestmark = needs_redis
@@ -115,24 +116,27 @@ def test_learned_speeds_go_with_the_rest() -> None:
 
 
 def test_a_gap_is_found_and_made_good() -> None:
-    """The stream is emptied before a router has read it: only the numbers tell."""
+    """The stream is emptied before a router far away has read it: only the numbers tell."""
 
     async def scenario(server: RedisServer, members: Members) -> None:
-        one, two = await members.pair()
-        for attempt in range(50):
-            flight = one.send(attempt)
-            await server.ask("XTRIM", "warmroute:news", "MAXLEN", 0)
-            await asyncio.sleep(0.002)
-            one.end(flight)
-            await server.ask("XTRIM", "warmroute:news", "MAXLEN", 0)
-            if one.report.gaps + two.report.gaps:
-                break
-        kept = one.send(100)
-        await until(lambda: two.in_flight() == one.in_flight() and sum(two.in_flight()) == 1)
-        one.end(kept)
-        await until(lambda: sum(two.in_flight()) == 0)
+        async with slow_link(server.port, 0.05) as link:
+            one = await members.start()
+            two = await members.start(url=f"redis://127.0.0.1:{link.port}")
+            await until(lambda: bool(one.report.peers and two.report.peers))
+            prompts = range(50)
+            for name in prompts:
+                one.end(one.send(name))
+                await asyncio.sleep(0.005)
+                await server.ask("XTRIM", "warmroute:news", "MAXLEN", 0)
+            kept = one.send(100)
+            await until(lambda: two.in_flight() == one.in_flight() and sum(two.in_flight()) == 1)
+            assert two.report.gaps
+            await until(lambda: all(two.knows(name) for name in prompts))
+            one.end(kept)
+            await until(lambda: sum(two.in_flight()) == 0)
+            await members.stop()
 
-    with_redis(scenario, flush_ms=5.0)
+    with_redis(scenario, lease_s=5.0)
 
 
 def test_fleets_in_one_redis_do_not_meet() -> None:
