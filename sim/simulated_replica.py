@@ -238,7 +238,7 @@ class SimulatedReplica:
             self._queue.at(run.end_s(steps), self._run_done, run, steps)
             return
         batch = scheduler.schedule()
-        if batch.empty:  # what it needs is held by a pull, whose end is an arrival
+        if batch.empty and self._pulls:  # what it needs is held by a pull, whose end is an arrival
             self._stepping = False
             return
         self._batch = batch
