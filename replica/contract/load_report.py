@@ -27,3 +27,5 @@ class LoadReport:
     """Tokens in a KV block."""
     hash_algorithm: str | None = None
     """How KV blocks are hashed: vLLM's "sha256", "sha256_cbor" and so on; ours is "warmroute"."""
+    cache_salts: str | None = None
+    """Whose ``cache_salt`` it takes: "none" (one gets 400), "signed" or "any"; only ours tells."""

@@ -94,6 +94,7 @@ async def start(
         limits,
         sources.counters if sources is not None else None,
         peers.counters if peers is not None else None,
+        cache_salts=config.cache_salt.accept,
     )
     prompts = PromptReader(
         model.tokenizer, model.chat_template, model.shape.vocab, engine.limits.max_model_len

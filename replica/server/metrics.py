@@ -33,10 +33,13 @@ class ReplicaMetrics:
         limits: EngineLimits,
         sources: SourceCounters | None = None,
         served: ServedCounters | None = None,
+        *,
+        cache_salts: str = "none",
     ) -> None:
-        """``sources``, ``served``: what is counted of peers, where there are any."""
+        """``sources``, ``served``: what is counted of peers, where there are any; ``cache_salts``: as
+        ``SaltRule.accept``, told to routers."""
         self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(model_name, thread, limits))
+        self._registry.register(_EngineCollector(model_name, thread, limits, cache_salts))
         self._registry.register(PeerCollector((model_name, "0"), sources, served))
         values = (model_name, "0")
 
@@ -97,7 +100,8 @@ class ReplicaMetrics:
 class _EngineCollector:
     """Gauges and counters that the engine keeps itself."""
 
-    def __init__(self, model_name: str, thread: EngineThread, limits: EngineLimits) -> None:
+    def __init__(self, model_name: str, thread: EngineThread, limits: EngineLimits, cache_salts: str) -> None:
+        self._cache_salts = cache_salts
         self._values = (model_name, "0")
         self._thread = thread
         self._limits = limits
@@ -148,11 +152,11 @@ class _EngineCollector:
             "Information of the LLMEngine CacheConfig",
             labels=(
                 *("engine", "block_size", "num_gpu_blocks", "enable_prefix_caching"),
-                "prefix_caching_hash_algo",
+                *("prefix_caching_hash_algo", "cache_salts"),
             ),
         )
         size, blocks, caches = str(limits.block_size), str(limits.kv_blocks), str(limits.prefix_caching)
-        info.add_metric(("0", size, blocks, caches, "warmroute"), 1.0)
+        info.add_metric(("0", size, blocks, caches, "warmroute", self._cache_salts), 1.0)
         yield info
 
     def _of_states(self, states: StateCheckpoints) -> Iterable[Metric]:

@@ -20,9 +20,11 @@ def load(page: MetricsPage) -> LoadReport:
     block_size: int | None = None
     capacity = 0
     hash_algorithm: str | None = None
+    cache_salts: str | None = None
     memory_share: float | None = None
     for config in page.labels("vllm:cache_config_info"):
         hash_algorithm = config.get("prefix_caching_hash_algo") or hash_algorithm
+        cache_salts = config.get("cache_salts") or cache_salts
         memory_share = _share(config.get("gpu_memory_utilization", "")) or memory_share
         size, blocks = _count(config.get("block_size", "")), _count(config.get("num_gpu_blocks", ""))
         tokens = product(size, blocks)
@@ -41,6 +43,7 @@ def load(page: MetricsPage) -> LoadReport:
         memory_share=memory_share,
         block_size=block_size,
         hash_algorithm=hash_algorithm,
+        cache_salts=cache_salts,
     )
 
 

@@ -14,6 +14,7 @@ from functools import partial
 
 import aiohttp
 
+from replica.contract.load_report import LoadReport
 from router.config import RouterConfig
 from router.ended_tasks import end_tasks
 from router.proxy.cache_report import CacheWarnings
@@ -40,6 +41,8 @@ class Prober:
         self._clock = clock
         self._accesses: dict[ReplicaState, ReplicaAccess] = {}
         self._cache_warnings = CacheWarnings(fleet)
+        self._refuse_salts: set[ReplicaState] = set()
+        """Of which that was logged."""
         self._tasks: dict[ReplicaState, asyncio.Task[None]] = {}
         self._ended: set[asyncio.Task[None]] = set()
         self._doubted: dict[ReplicaState, asyncio.Event] = {}
@@ -65,6 +68,7 @@ class Prober:
         if replica not in self._tasks:
             return
         self._cache_warnings.forget(replica)
+        self._refuse_salts.discard(replica)
         task = self._tasks.pop(replica)
         del self._accesses[replica], self._doubted[replica]
         task.cancel()
@@ -173,6 +177,7 @@ class Prober:
         report = await reader.load(again=again)
         if report is not None:
             self._fleet.load_reported(replica.index, report, self._clock())
+            self._warn_of_salts(replica, report)
         engine = reader.engine
         if engine is not None and engine is not before:
             log.info("replica %s runs %s", replica.name, engine.title)
@@ -183,6 +188,21 @@ class Prober:
                 log.warning(
                     "replica %s: %s knows no cache_salt: tenants share its cache", replica.name, engine.title
                 )
+
+    def _warn_of_salts(self, replica: ReplicaState, report: LoadReport) -> None:
+        """Once, where a replica will answer every tenant's request with 400."""
+        tenants = self._config.tenants
+        unsigned = tenants is not None and tenants.salt_signing_key is None and report.cache_salts == "signed"
+        if tenants is None or (report.cache_salts != "none" and not unsigned):
+            self._refuse_salts.discard(replica)
+        elif replica not in self._refuse_salts:
+            self._refuse_salts.add(replica)
+            log.warning(
+                "replica %s takes %s, but tenants' requests carry one: it answers them with 400; set "
+                "cache_salt: {accept: signed, key: KEY} in its config and tenants.salt_signing_key: KEY here",
+                replica.name,
+                "only a cache_salt that is signed" if unsigned else "no cache_salt",
+            )
 
     async def _read(self, session: aiohttp.ClientSession, replica: ReplicaState, path: str) -> bytes | None:
         try:
