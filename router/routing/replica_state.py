@@ -138,6 +138,10 @@ class ReplicaState:
         """Serves ``model``, or has not told what it serves."""
         return self.models is None or model in self.models
 
+    def may_serve(self, model: str) -> bool:
+        """As ``serves``; but one that is not there and has never told what it serves is not hoped for."""
+        return self.serves(model) and not (self.models is None and self.health.unreachable)
+
     def respecified(self, spec: ReplicaSpec) -> None:
         """The operator says something else of the same server."""
         if spec.model != self.spec.model:

@@ -122,7 +122,7 @@ class Roster(Collection[ReplicaState]):
         usable = [replica for replica in asked if replica.usable and replica.index not in tried]
         if model is not None:
             fit = [replica for replica in usable if replica.serves(model)]
-            if not fit and usable and not tried and not any(r.serves(model) for r in self):
+            if not fit and usable and not tried and not any(r.may_serve(model) for r in self):
                 raise NoReplica("unknown_model", f"no replica serves the model {model!r}")
             usable = fit
         if usable:

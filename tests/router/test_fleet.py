@@ -295,6 +295,18 @@ def test_models_part_the_fleet() -> None:
     assert fleet.decide(prompt(1, model="a"), 0.0).reason is Reason.PANIC, "known, though down"
 
 
+def test_a_replica_that_was_never_reached_makes_no_unknown_model_known() -> None:
+    fleet = make_fleet(2, "round_robin")
+    fleet.models_reported(0, frozenset({"a"}))
+    fleet.probe_failed(1, 0.0, refused=True)
+    with pytest.raises(NoReplica) as caught:
+        fleet.decide(prompt(1, model="c"), 0.0)
+    assert caught.value.why == "unknown_model"
+    assert fleet.decide(prompt(1, model="a"), 0.0).replica == 0
+    fleet.probe_failed(0, 0.0, refused=True)
+    assert fleet.decide(prompt(1, model="c"), 0.0).reason is Reason.PANIC, "nobody is there who could tell"
+
+
 def test_capacity_bounds_what_is_believed() -> None:
     fleet = make_fleet(1)
     fleet.load_reported(0, LoadReport(capacity_tokens=10 * BLOCK), 0.0)
