@@ -32,6 +32,7 @@ CARRIES = tuple(
         "client_connection",
         "cors",
         "counters",
+        "crowded_body",
         "entrance",
         "exchange",
         "forwarding",

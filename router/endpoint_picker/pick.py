@@ -14,12 +14,14 @@ from router.endpoint_picker.incoming import Incoming
 from router.endpoint_picker.served_answer import WANTED, ServedAnswer
 from router.proxy.admission import CLIENT_LEFT, Admission
 from router.proxy.booked import Booked, booked_beside
+from router.proxy.crowded_body import is_crowded
 from router.proxy.entrance import entrance_refusal
 from router.proxy.forwarding import admitted
 from router.proxy.prefill_request import SPLIT_PATHS, splittable
 from router.proxy.recent import RecentDecision
 from router.proxy.request_head import RequestHead
 from router.proxy.router_error import (
+    BODY_CROWDED,
     BODY_HIDDEN,
     BODY_TOO_LARGE,
     HOLD_TIMEOUT,
@@ -121,6 +123,9 @@ class Pick:
         service.budget.earn()
         self._asked = self.undecided = True
         body = self.body = self._incoming.body()
+        if is_crowded(body):
+            self.refuse(BODY_CROWDED)
+            return
         if self.admission is not None:
             self._read_prompt_of(self.admission.caller)
             return

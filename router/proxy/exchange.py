@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from router.proxy.admission import CLIENT_LEFT, Admission
 from router.proxy.asker import Asker
 from router.proxy.booked import booked_beside
+from router.proxy.crowded_body import is_crowded
 from router.proxy.entrance import entrance_refusal
 from router.proxy.forwarding import Forwarding
 from router.proxy.prefill_request import SPLIT_PATHS, splittable, with_transfer_params
@@ -20,6 +21,7 @@ from router.proxy.replica_pool import ReplicaPool
 from router.proxy.request_head import RequestHead, last_lines
 from router.proxy.response_head import ResponseHead
 from router.proxy.router_error import (
+    BODY_CROWDED,
     HOLD_TIMEOUT,
     INTERNAL,
     MODEL_NOT_FOUND,
@@ -125,6 +127,9 @@ class Exchange(Asker):
         now = self.started_at = service.clock()
         service.counters.in_flight += 1
         service.budget.earn()
+        if is_crowded(self.body):
+            self.refuse(BODY_CROWDED)
+            return
         if self.admission is not None:
             self._start_of(self.admission.caller, now)
             return

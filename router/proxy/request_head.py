@@ -34,6 +34,7 @@ READ_HEADERS = frozenset(
         b"transfer-encoding",
         b"upgrade",
         b"x-api-key",
+        b"x-data-parallel-rank",
         b"x-forwarded-for",
         b"x-forwarded-proto",
         b"x-request-id",

@@ -92,6 +92,12 @@ REQUEST_TIMEOUT = RouterError(
 BODY_TOO_LARGE = RouterError(
     413, "body_too_large", "The request body is longer than {limit} bytes (limits.body_bytes)"
 )
+BODY_CROWDED = RouterError(
+    413,
+    "body_crowded",
+    "The request body has more JSON values than any request needs; expected at most 100,000 strings, 100,000 "
+    "lists and objects, 1,500,000 values",
+)
 HEADERS_TOO_LARGE = RouterError(
     431, "headers_too_large", "The request head is longer than {limit} bytes (limits.header_bytes)"
 )

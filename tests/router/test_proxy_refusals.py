@@ -414,3 +414,45 @@ def test_bad_request_ids_do_not_break_log_lines(caplog: pytest.LogCaptureFixture
     assert len(lines) == 1
     assert lines[0].isprintable()
     assert len(lines[0]) < 300
+
+
+CROWDS = {
+    "lists": b'{"messages": [' + b"[]," * 400_000 + b"0]}",
+    "objects": b'{"messages": [' + b"{}," * 400_000 + b"{}]}",
+    "strings": b'{"x": [' + b'"",' * 400_000 + b"0]}",
+    "keys": b"{" + b",".join(b'"%d":1' % key for key in range(150_000)) + b"}",
+    "numbers": b'{"prompt": [' + b"1," * 1_600_000 + b"1]}",
+    "behind escaped quotes": b'{"a": "\\"", "x": [' + b"[]," * 400_000 + b"0]}",
+}
+
+
+@pytest.mark.parametrize("body", CROWDS.values(), ids=CROWDS)
+def test_a_body_of_countless_values_is_refused_unparsed(body: bytes) -> None:
+    async def scenario(rig: Rig) -> None:
+        answer = await rig.ask(body)
+        assert answer.status == 413 and json.loads(answer.body)["error"]["code"] == "body_crowded"
+        assert not rig.replica.requests
+        assert rig.plane.service.counters.in_flight == 0
+
+    with_rig(scenario)
+
+
+def test_long_texts_and_a_million_token_ids_are_no_crowd() -> None:
+    async def scenario(rig: Rig) -> None:
+        for prompt in ('[{"say": "hi", },]\\' * 150_000, list(range(1_000_000))):
+            answer = await rig.ask({"model": "m", "prompt": prompt}, "/v1/completions")
+            assert answer.status == 200
+
+    with_rig(scenario)
+
+
+def test_a_client_cannot_choose_the_engines_rank_by_header() -> None:
+    async def scenario(rig: Rig) -> None:
+        client = await rig.client()
+        body = json.dumps(CHAT).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nX-Data-Parallel-Rank: 3\r\n"
+        await client.send(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert (await client.answer()).status == 200
+        assert rig.replica.requests[0].field("x-data-parallel-rank") is None
+
+    with_rig(scenario)
