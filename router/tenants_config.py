@@ -74,8 +74,9 @@ class TenantsConfig(Section):
     """Tenants that are written here."""
     index_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Of each replica's prefix index, what one tenant or group may fill."""
-    routers: PositiveInt = 1
-    """That share the traffic: each keeps to its part of every limit while they cannot tell one another."""
+    routers: PositiveInt | None = None
+    """That share the traffic: each keeps to its part of every limit while they cannot tell one another.
+    ``None``: as many as were ever heard of at once."""
 
     @field_validator("salt_secret", "salt_signing_key")
     @classmethod

@@ -108,9 +108,9 @@ class Router:
         await self.prober.start()
         await self.kv_events.start()  # the prober has asked for block sizes by now
         await self._first_found()
+        self._tenant_file.apply(self._written)
         await self.state.start()
         self.data_plane.service.tracing = start_tracing(self.config, self.counters)
-        self._tenant_file.apply(self._written)
         await self.data_plane.start(None if self._tls is None else self._tls.context)
         self._started.set()
         usable = sum(replica.usable for replica in self.fleet.replicas)

@@ -13,20 +13,20 @@ class TenantBook:
     >>> book.applied([(Tenant("a", weight=2.0), TenantLimits(concurrent=4))], routers=2)
     >>> book.tenant("a").weight, book.tenant("of a newer config").weight
     (2.0, 1.0)
-    >>> [book.share, book.sharing(), book.share, book.alone(4), book.share]      # of each limit
-    [0.5, None, 1.0, None, 0.25]
+    >>> [book.share, book.sharing(), book.share, book.seen(4), book.alone(), book.share]     # of each limit
+    [0.5, None, 1.0, None, None, 0.25]
     """
 
-    __slots__ = ("_known", "_routers", "_sharing", "_tenants", "quotas", "share")
+    __slots__ = ("_configured", "_sharing", "_tenants", "most_routers", "quotas", "share")
 
     def __init__(self) -> None:
         self._tenants: dict[str, Tenant] = {}
         self.quotas: dict[str, Quota] = {}
         """By tenant. One that was taken out while it had requests stays until the next change."""
-        self._routers = 1
-        """That share the traffic, as configured."""
-        self._known = 1
-        """The same, as last heard."""
+        self._configured: int | None = None
+        """Routers that share the traffic; ``None``: nobody said how many."""
+        self.most_routers = 1
+        """That were there at once, this one among them, as far as was heard."""
         self._sharing = False
         self.share = 1.0
         """Of each limit, what this router may let pass."""
@@ -34,10 +34,10 @@ class TenantBook:
     def __len__(self) -> int:
         return len(self._tenants)
 
-    def applied(self, tenants: Iterable[tuple[Tenant, TenantLimits]], routers: int = 1) -> None:
+    def applied(self, tenants: Iterable[tuple[Tenant, TenantLimits]], routers: int | None = None) -> None:
         """These are the tenants from now on; who stays keeps what it has in flight and has used.
 
-        ``routers`` share the traffic.
+        ``routers`` share the traffic; ``None``: as many as are heard of.
         """
         self._tenants = {}
         for tenant, limits in tenants:
@@ -50,7 +50,7 @@ class TenantBook:
         for name in [name for name, quota in self.quotas.items() if quota.unused]:
             if name not in self._tenants:
                 del self.quotas[name]
-        self._routers = routers
+        self._configured = routers
         self._set_share()
 
     def tenant(self, name: str) -> Tenant:
@@ -71,12 +71,24 @@ class TenantBook:
         self._sharing = True
         self._set_share()
 
-    def alone(self, routers: int) -> None:
-        """They do not: this one, of so many or of as many as configured, keeps to its part of each limit."""
-        self._sharing, self._known = False, routers
+    def alone(self) -> None:
+        """They do not: this one keeps to its part of each limit, of the most it heard of or as configured."""
+        self._sharing = False
         self._set_share()
 
+    def seen(self, routers: int) -> None:
+        """So many were there at once, this one among them."""
+        if routers > self.most_routers:
+            self.most_routers = routers
+            self._set_share()
+
+    @property
+    def part_unknown(self) -> bool:
+        """There are limits, and nobody told of how many routers this one is."""
+        untold = self._configured is None and self.most_routers == 1 and not self._sharing
+        return untold and any(quota.limits != TenantLimits() for quota in self.quotas.values())
+
     def _set_share(self) -> None:
-        self.share = 1.0 if self._sharing else 1.0 / max(self._known, self._routers)
+        self.share = 1.0 if self._sharing else 1.0 / max(self.most_routers, self._configured or 1)
         for quota in self.quotas.values():
             quota.share = self.share

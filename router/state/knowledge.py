@@ -18,7 +18,13 @@ def written_down(fleet: Fleet) -> Iterator[list[Knowledge]]:
     """All of it, in chunks, the least recently used prompts first. The fleet may go on between chunks."""
     ratio, traffic = fleet.token_ratio, fleet.traffic
     chunk: list[Knowledge] = [
-        FleetLearned(fleet.speed.learned, *ratio.learned, traffic.output_tokens, traffic.allowed_ttft_s)
+        FleetLearned(
+            fleet.speed.learned,
+            *ratio.learned,
+            traffic.output_tokens,
+            traffic.allowed_ttft_s,
+            fleet.tenants.most_routers,
+        )
     ]
     replicas = fleet.replicas.staying
     for replica in replicas:
@@ -50,6 +56,7 @@ def taken_in(fleet: Fleet, router: str, pieces: Iterable[Knowledge], now: float)
             fleet.speed.resumed(piece.learned)
             fleet.token_ratio.resumed(piece.prompt_tokens, piece.prompt_units)
             fleet.traffic.resumed(piece.output_tokens, piece.allowed_ttft_s)
+            fleet.tenants.seen(piece.routers)
         elif isinstance(piece, ReplicaLearned):
             if piece.replica in by_name:
                 by_name[piece.replica].cost.resumed(piece.learned)

@@ -79,6 +79,12 @@ class RedisState:
             task.add_done_callback(_log_fault)
             self._tasks.append(task)
         await asyncio.wait([self._tasks[-1]], timeout=WARM_LIMIT_S)
+        if self._fleet.tenants.part_unknown:
+            log.warning(
+                "tenants have limits, and of how many routers this is one is not known: the shared state is "
+                "%s, tenants.routers is not set; until it hears of others it lets pass the whole of each",
+                self._status.fault,
+            )
 
     async def stop(self) -> None:
         """Tell the others that this router leaves; end all tasks."""
@@ -120,6 +126,7 @@ class RedisState:
     def _after_news(self) -> None:
         """What was heard may ask for an answer, free held requests, or cast doubt on a replica."""
         now, tracker, doubted = self._clock(), self._tracker, self._fleet.peers.doubted
+        self._fleet.tenants.seen(1 + len(tracker.live))
         if tracker.asked or tracker.wants(now):
             self._writer.wake()
         self._warm_up.look()
@@ -138,7 +145,7 @@ class RedisState:
 
     def _state_changed(self, state: LinkState) -> None:
         if state is LinkState.CUT_OFF:
-            self._fleet.tenants.alone(1 + len(self._tracker.live))
+            self._fleet.tenants.alone()
         else:
             self._fleet.tenants.sharing()
         # Work of others that is not heard of makes replicas look slow.

@@ -4,6 +4,7 @@ The first byte is the version of the form. A router that meets another version c
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -56,6 +57,8 @@ class FleetLearned(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1
     prompt_units: float
     output_tokens: float
     allowed_ttft_s: float
+    routers: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
+    """The most that were there at once."""
 
 
 Knowledge = PeerEvent | ReplicaLearned | FleetLearned

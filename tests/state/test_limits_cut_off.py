@@ -1,0 +1,84 @@
+"""Of how many routers one takes itself to be when it cannot hear them: never of fewer than there were."""
+
+import logging
+
+import pytest
+
+from router.routing.quota import TenantLimits
+from router.routing.tenant import Tenant
+from router.state.knowledge import taken_in, written_down
+from router.state.wire import decode_chunk, encode_chunk
+from tests.fakes.redis_server import RedisServer, needs_redis
+from tests.state.members import Member, Members, until, with_redis
+
+LIMITED = [(Tenant("acme"), TenantLimits(requests_per_s=20.0))]
+
+
+@needs_redis
+def test_a_store_that_comes_and_goes_again_does_not_make_the_others_forgotten() -> None:
+    """At its second fault nobody has been heard since the first: still each is one of three."""
+
+    async def scenario(server: RedisServer, members: Members) -> None:
+        three = [await members.start() for _ in range(3)]
+        await until(lambda: all(len(member.report.peers) == 2 for member in three))
+        for member in three:
+            member.fleet.tenants.applied(LIMITED)
+            assert member.fleet.tenants.share == 1.0
+        await server.kill()
+        await until(lambda: not any(member.report.peers for member in three))
+        assert [round(member.fleet.tenants.share, 3) for member in three] == [0.333] * 3
+        for member in three[1:]:
+            member.vanish()
+        await server.start()
+        await until(lambda: three[0].report.state == "sharing")
+        assert three[0].fleet.tenants.share == 1.0
+        await server.kill()
+        await until(lambda: three[0].report.state == "cut_off")
+        assert not three[0].report.peers and round(three[0].fleet.tenants.share, 3) == 0.333
+
+    with_redis(scenario)
+
+
+@needs_redis
+@pytest.mark.parametrize(("configured", "share", "warnings"), [(None, 1.0, 1), (1, 1.0, 0), (4, 0.25, 0)])
+def test_a_router_that_starts_without_redis_warns_unless_it_is_told_how_many_there_are(
+    configured: int | None, share: float, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(server: RedisServer, members: Members) -> None:
+        await server.kill()
+        member = Member({"kind": "redis", "url": server.url})
+        member.fleet.tenants.applied(LIMITED, configured)
+        await member.state.start()
+        assert member.fleet.tenants.share == share
+        await member.state.stop()
+
+    with caplog.at_level(logging.WARNING, "warmroute.state"):
+        with_redis(scenario)
+    said = [one.getMessage() for one in caplog.records if "tenants.routers" in one.getMessage()]
+    assert len(said) == warnings and all("cannot be reached" in one for one in said)
+
+
+@needs_redis
+@pytest.mark.parametrize("limits", [TenantLimits(), TenantLimits(concurrent=3)])
+def test_it_does_not_warn_of_what_redis_tells_or_nobody_asks(
+    limits: TenantLimits, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(server: RedisServer, members: Members) -> None:
+        if limits == TenantLimits():
+            await server.kill()
+        member = Member({"kind": "redis", "url": server.url})
+        member.fleet.tenants.applied([(Tenant("acme"), limits)])
+        await member.state.start()
+        await member.state.stop()
+
+    with_redis(scenario)
+    assert "tenants.routers" not in caplog.text
+
+
+def test_what_a_router_writes_down_tells_how_many_there_were() -> None:
+    old, new = (Member({"kind": "memory"}).fleet for _ in range(2))
+    old.tenants.seen(5)
+    for chunk in written_down(old):
+        taken_in(new, "", decode_chunk(encode_chunk(chunk)), 0.0)
+    new.tenants.applied(LIMITED)
+    assert new.tenants.share == 0.2
