@@ -4,6 +4,7 @@ A setting is written once, here; the code below receives plain values. Unknown k
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -283,6 +284,16 @@ class RouterConfig(Section):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"replica names must differ; twice: {', '.join(twice)}")
+        keys: dict[tuple[str, str | None, int | None], list[int]] = {}
+        for number, replica in enumerate(self.replicas):
+            keys.setdefault(replica.server, []).append(number)
+        for numbers in keys.values():
+            if len(numbers) > 1:
+                given = ", ".join(f"replicas.{number}.url" for number in numbers)
+                raise ValueError(
+                    f"{given}: one server, {self.replicas[numbers[0]].url}, given {len(numbers)} times: its "
+                    "load and cache would count as several; keep one of them (weight gives it more)"
+                )
         bound = [r.kv_events.endpoint for r in self.replicas if r.kv_events and r.kv_events.binds]
         shared = sorted({one for one in bound if bound.count(one) > 1 and not one.endswith(":*")})
         if shared:
@@ -300,6 +311,17 @@ def parse_config(data: Any, where: str, text: str | None = None) -> RouterConfig
         return RouterConfig.model_validate(data)
     except ValidationError as error:
         raise ConfigError(describe(error, where, text)) from None
+
+
+@contextmanager
+def named_in_errors(file: str | None) -> Iterator[None]:
+    """Every ``ConfigError`` from inside begins with the name of the config ``file``, if there is one."""
+    try:
+        yield
+    except ConfigError as error:
+        if file is None:
+            raise
+        raise ConfigError(f"{file}: {error}") from None
 
 
 def describe(error: ValidationError, where: str, text: str | None = None) -> str:

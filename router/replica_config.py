@@ -103,6 +103,12 @@ class ReplicaAddress(Section):
         return value.rstrip("/")
 
     @property
+    def server(self) -> tuple[str, str | None, int | None]:
+        """Scheme, host and port: equal for URLs that lead to one server."""
+        parts = urlsplit(self.url)
+        return parts.scheme, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+
+    @property
     def effective_name(self) -> str:
         """The name, or the URL's host and port."""
         return self.name or urlsplit(self.url).netloc

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from router.config import ConfigError, RouterConfig, load_config, parse_config
+from router.config import ConfigError, RouterConfig, load_config, named_in_errors, parse_config
 
 if TYPE_CHECKING:
     from router.proxy.request_path import MakeRequestPath
@@ -45,11 +45,12 @@ def run(args: argparse.Namespace, make_path: "MakeRequestPath | None" = None) ->
 
     try:
         if args.check:
-            Router(config, make_path=make_path or DataPlane)  # reads every file that the config names
+            with named_in_errors(args.config):
+                Router(config, make_path=make_path or DataPlane)  # reads every file that the config names
             print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), end="")
             return 0
         load = None if args.config is None else lambda: effective_config(args)
-        return run_router(config, load, make_path or DataPlane)
+        return run_router(config, load, make_path or DataPlane, args.config)
     except ConfigError as error:  # a file it names, or a package it needs
         print(f"warmroute {args.command}: {error}", file=sys.stderr)
         return 2

@@ -63,8 +63,8 @@ def _tenant_line(tenant: dict[str, Any]) -> str:
     requests, tokens = ("-" if rate is None else f"{rate:,.1f}" for rate in rates)
     return (
         f"tenant {_safe(tenant['tenant'])}: {tenant['in_flight']} in flight, {tenant['held']} held, "
-        f"{requests} requests/s, {tokens} tokens/s, hit share {_percent(tenant['hit_share'])}, turned away: "
-        f"{_counts(tenant['turned_away']) or 'none'}"
+        f"{requests} requests/s, {tokens} tokens/s, hit share {_percent(tenant['hit_share'])}, "
+        f"router's own errors: {_counts(tenant['turned_away']) or 'none'}"
     )
 
 

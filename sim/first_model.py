@@ -1,7 +1,8 @@
-"""Which model an OpenAI server serves: the first that ``/v1/models`` names."""
+"""Which models an OpenAI server serves, as ``/v1/models`` tells."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 import orjson
@@ -25,8 +26,21 @@ class ServedModel:
 
 
 async def first_model(url: str, headers: Mapping[str, str] | None = None) -> ServedModel:
-    """Ask the server at ``url``. Raises ``Unreachable``."""
-    address = url.rstrip("/") + "/v1/models"
+    """The first that the server at ``url`` names. Raises ``Unreachable``."""
+    models = await _models(url, headers)
+    if not models:
+        raise Unreachable(f"{_address(url)} names no model; give one with --model")
+    return _served(models[0])
+
+
+async def named_model(url: str, name: str, headers: Mapping[str, str] | None = None) -> ServedModel:
+    """What the server at ``url`` tells of the model ``name``, if anything. Raises ``Unreachable``."""
+    named = (one for one in await _models(url, headers) if one.get("id") == name)
+    return next(map(_served, named), ServedModel(name, None))
+
+
+async def _models(url: str, headers: Mapping[str, str] | None) -> list[dict[str, Any]]:
+    address = _address(url)
     limit = aiohttp.ClientTimeout(total=ASK_LIMIT_S)
     try:
         async with (
@@ -34,13 +48,19 @@ async def first_model(url: str, headers: Mapping[str, str] | None = None) -> Ser
             session.get(address) as response,
         ):
             models = orjson.loads(await response.read())["data"] if response.status == 200 else []
+            return [one for one in models if isinstance(one, dict)]
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise Unreachable(
             f"{address} cannot be reached: {connection_trouble(error)}; does a server run there?"
         ) from error
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        models = []
-    if not models:
-        raise Unreachable(f"{address} names no model; give one with --model")
-    longest = models[0].get("max_model_len")
-    return ServedModel(str(models[0].get("id")), longest if type(longest) is int else None)
+        return []
+
+
+def _address(url: str) -> str:
+    return url.rstrip("/") + "/v1/models"
+
+
+def _served(model: Mapping[str, Any]) -> ServedModel:
+    longest = model.get("max_model_len")
+    return ServedModel(str(model.get("id")), longest if type(longest) is int else None)

@@ -11,7 +11,7 @@ from contextlib import suppress
 import uvloop
 
 from router.compiled import is_compiled
-from router.config import ConfigError, RouterConfig
+from router.config import ConfigError, RouterConfig, named_in_errors
 from router.discovery.discovery import Discovery, Running
 from router.discovery.union import united
 from router.log_lines import start_log, use_log_config
@@ -50,8 +50,9 @@ class Router:
         config: RouterConfig,
         load: Callable[[], RouterConfig] | None = None,
         make_path: MakeRequestPath = DataPlane,
+        file: str | None = None,
     ) -> None:
-        """``load`` reads the config again; ``make_path`` says how requests come in."""
+        """``load`` reads the config again, from ``file``; ``make_path`` says how requests come in."""
         self.config = config
         """In force, with the replicas that were found and added."""
         self._written = config
@@ -60,6 +61,7 @@ class Router:
         self._may_join = False
         """False until prober and KV events have begun with the configured replicas."""
         self._load = load
+        self._file = file
         self._started = asyncio.Event()
         self._stopping = False
         require_otel_extra(config)
@@ -162,7 +164,8 @@ class Router:
             if self._load is None:
                 raise ConfigError("this router was started without a config file; there is nothing to reload")
             config = self._load()
-            self._apply(config)
+            with named_in_errors(self._file):
+                self._apply(config)
         except ConfigError as error:
             self.counters.failed_reloads += 1
             log.warning("config not reloaded, the old one stays: %s", error)
@@ -284,9 +287,13 @@ def _warn_of_unfair_turns(config: RouterConfig) -> None:
 
 
 async def _serve(
-    config: RouterConfig, load: Callable[[], RouterConfig] | None, make_path: MakeRequestPath
+    config: RouterConfig,
+    load: Callable[[], RouterConfig] | None,
+    make_path: MakeRequestPath,
+    file: str | None,
 ) -> int:
-    router = Router(config, load, make_path)
+    with named_in_errors(file):
+        router = Router(config, load, make_path, file)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     tasks: set[asyncio.Task[None]] = set()
@@ -327,7 +334,8 @@ def run(
     config: RouterConfig,
     load: Callable[[], RouterConfig] | None = None,
     make_path: MakeRequestPath = DataPlane,
+    file: str | None = None,
 ) -> int:
     """Run a router until SIGTERM or SIGINT; the process's exit code."""
     start_log(config.log)
-    return uvloop.run(_serve(config, load, make_path))
+    return uvloop.run(_serve(config, load, make_path, file))

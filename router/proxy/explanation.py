@@ -10,6 +10,10 @@ from router.routing.view import RoutingRequest
 
 NO_PROMPT = "no prompt found; expected an OpenAI request body with messages, prompt or input"
 
+ENOUGH_SEEN = 20
+"""First tokens (steps) after which it says something how far off predictions were: the mean is over about as
+many, and the first ones are predicted by the prior alone."""
+
 
 def explanation(
     fleet: Fleet, decision: Decision, rows: list[Assessment], request: RoutingRequest
@@ -73,7 +77,7 @@ def _candidate(fleet: Fleet, row: Assessment, request: RoutingRequest) -> dict[s
 
 def cost_fit(cost: ReplicaCost) -> dict[str, Any]:
     """What ``prefill_ms`` and ``step_ms`` are made of on one replica, in the units of ``cost:``, and how far
-    off such predictions were lately."""
+    off such predictions were lately: ``None`` before ``ENOUGH_SEEN`` were."""
     fit = cost.fit
     return {
         "prefill_fixed_ms": _ms(fit.prefill_fixed_s),
@@ -81,8 +85,8 @@ def cost_fit(cost: ReplicaCost) -> dict[str, Any]:
         "attention_tokens": round(fit.attention_tokens),
         "decode_step_ms": _ms(fit.step_fixed_s),
         "decode_us_per_sequence": round(1e6 * fit.step_per_sequence_s, 3),
-        "prefill_error": round(fit.prefill_error, 4),
-        "step_error": round(fit.step_error, 4),
+        "prefill_error": round(fit.prefill_error, 4) if cost.prefills_seen >= ENOUGH_SEEN else None,
+        "step_error": round(fit.step_error, 4) if cost.steps_seen >= ENOUGH_SEEN else None,
     }
 
 
@@ -103,9 +107,9 @@ def lines(result: dict[str, Any]) -> list[str]:
     if cost is not None:
         out.append(
             f"there: prefill {cost['prefill_fixed_ms']:.1f} ms + {cost['prefill_us_per_token']:.1f} us a "
-            f"token (twice that at {cost['attention_tokens']:,}), lately off by {cost['prefill_error']:.0%}; "
-            f"a step {cost['decode_step_ms']:.1f} ms + {cost['decode_us_per_sequence']:.0f} us a request, "
-            f"off by {cost['step_error']:.0%}"
+            f"token (twice that at {cost['attention_tokens']:,}){_lately(cost['prefill_error'])}; "
+            f"a step {cost['decode_step_ms']:.1f} ms + {cost['decode_us_per_sequence']:.0f} us a request"
+            f"{_lately(cost['step_error'])}"
         )
     prices = result["prices"]
     out.append(
@@ -131,6 +135,10 @@ def lines(result: dict[str, Any]) -> list[str]:
             f"for {result['extra_wait_ms']:.1f} ms more queue"
         )
     return out
+
+
+def _lately(error: float | None) -> str:
+    return "" if error is None else f", lately off by {error:.0%}"
 
 
 def _ms(seconds: float) -> float:

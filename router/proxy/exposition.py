@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from router.discovery.discovery import SourceReport
 from router.proxy.cache_report import cache_metrics
 from router.proxy.counters import Counters, Histogram
+from router.proxy.explanation import cost_fit
 from router.proxy.source_report import source_metrics
 from router.proxy.state_report import state_metrics
 from router.proxy.tenant_report import tenant_metrics
@@ -139,10 +140,12 @@ class RouterCollector(Collector):
                 ("index_capacity_tokens", fleet.index.capacity(replica.index) * ratio),
                 ("prefill_factor", replica.cost.prefill_factor),
                 ("decode_factor", replica.cost.decode_factor),
-                ("prefill_error", replica.cost.fit.prefill_error),
-                ("step_error", replica.cost.fit.step_error),
             ):
                 gauges[name].add_metric([replica.name], value)
+            fit = cost_fit(replica.cost)
+            for name in ("prefill_error", "step_error"):
+                if fit[name] is not None:
+                    gauges[name].add_metric([replica.name], fit[name])
         yield from gauges.values()
 
 

@@ -16,7 +16,7 @@ from replica.contract.prefill_cost import DecodeCost, PrefillCost
 from sim.calibrate.cautions import cautions
 from sim.calibrate.measure import CalibrationError, Measurements, MeasureSettings, measure
 from sim.command_arguments import add_api_key_argument, server_url, whole_number
-from sim.first_model import ServedModel, Unreachable, first_model
+from sim.first_model import Unreachable, first_model, named_model
 from sim.progress_view import ProgressView
 from sim.results_table import table_console
 
@@ -91,7 +91,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _measured(args: argparse.Namespace) -> Measurements:
-    served = ServedModel(args.model, None) if args.model else await first_model(args.url, args.headers)
+    if args.model:
+        served = await named_model(args.url, args.model, args.headers)
+    else:
+        served = await first_model(args.url, args.headers)
     longest = args.longest
     if served.max_tokens is not None:
         longest = min(longest, max(16, served.max_tokens - SPARE_TOKENS))

@@ -21,6 +21,7 @@ CONNECT_LIMIT_S = 10.0
 PATHS = ("/v1/chat/completions", "/v1/completions")
 """Tried in this order: base models have no chat template."""
 FIRST_PROMPT_TOKENS = 256
+"""By four characters a token; where a token is one character, it is four times that."""
 SHORT_PROMPT_TOKENS = 64
 REFUSED = ("status 400", "status 413", "status 422")
 
@@ -113,10 +114,11 @@ class _Bench:
 
     async def warm_up(self) -> None:
         """Find out how to ask, and how long a token is. The first request often pays for a compilation."""
+        first_tokens = max(16, min(FIRST_PROMPT_TOKENS, self._settings.longest_tokens // 8))
         answer = Answer()
         for self._path in PATHS:
             for self._ignores_eos in (True, False):
-                answer = await self._send(self._words.prompt((), FIRST_PROMPT_TOKENS, "warm up"), 2)
+                answer = await self._send(self._words.prompt((), first_tokens, "warm up"), 2)
                 if answer.error is None:
                     break
             if answer.error is None:
@@ -131,7 +133,7 @@ class _Bench:
                 f"{self._settings.url} tells no usage.prompt_tokens with stream_options.include_usage; "
                 "lengths cannot be known"
             )
-        characters = self._words_of(FIRST_PROMPT_TOKENS)
+        characters = self._words_of(first_tokens)
         self._words = PromptText(
             16,
             salt=self._settings.salt,

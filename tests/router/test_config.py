@@ -111,6 +111,18 @@ def test_a_key_given_twice_is_named_with_its_line(tmp_path: Path, text: str, say
     assert says in str(caught.value) and str(path) in str(caught.value)
 
 
+def test_one_server_under_several_names_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "router.yaml"
+    urls = ("http://gpu:80", "http://other:8000", "http://GPU/", "https://gpu", "http://gpu")
+    lines = (f"  - {{name: r{number}, url: {url!r}}}\n" for number, url in enumerate(urls))
+    path.write_text("replicas:\n" + "".join(lines))
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    said = str(caught.value)
+    assert said.startswith(str(path)) and "given 3 times" in said
+    assert "replicas.0.url, replicas.2.url, replicas.4.url: one server" in said
+
+
 def test_merge_keys_are_not_duplicates(tmp_path: Path) -> None:
     path = tmp_path / "router.yaml"
     path.write_text(

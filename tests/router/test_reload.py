@@ -416,7 +416,11 @@ def test_sighup_reloads_a_real_process(tmp_path: Path) -> None:
                 router.process.send_signal(signal.SIGHUP)
                 await until(lambda: says in "\n".join(router.log))
 
-            await hup("config not reloaded, the old one stays: listen: cannot", listen="127.0.0.1:1")
+            kept = f"config not reloaded, the old one stays: {file}: "
+            await hup(f"{kept}listen: cannot", listen="127.0.0.1:1")
+            absent = str(tmp_path / "absent")
+            tenants = {"salt_secret": "s" * 16, "file": absent}
+            await hup(f"{kept}tenants.file: {absent} cannot be read", tenants=tenants)
             await hup("config reloaded: policy random, 1 replicas", policy={"kind": "random"})
             router.process.terminate()
             assert await router.exit_code() == 0

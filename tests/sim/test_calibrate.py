@@ -145,12 +145,28 @@ def test_the_command_prints_a_config_that_the_router_takes(
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("arguments", [(), ("--longest", "512"), ("--model", "tiny")])
+def test_no_prompt_is_longer_than_the_context(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    """A token of the tiny model may be one character: four times what is aimed at, until that is known."""
+    few = ["--repeats", "1", "--most-sequences", "2", "--output-tokens", "12"]
+
+    async def scenario() -> None:
+        async with replica(kv_tokens=1_024) as running:
+            command = ["calibrate", "--url", running.url, *few, *arguments]
+            assert await asyncio.to_thread(main, command) == 0, capsys.readouterr().err
+            assert "refused" not in capsys.readouterr().out
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "expected"),
     [
         (("--url", "nowhere"), 2, "http://HOST:PORT"),
         (("--url", "http://127.0.0.1:1"), 1, "cannot be reached"),
-        (("--url", "http://127.0.0.1:1", "--model", "m"), 1, "connection failed: Connection refused"),
+        (("--url", "http://127.0.0.1:1", "--model", "m"), 1, "cannot be reached: Connection refused"),
     ],
 )
 def test_wrong_arguments(
