@@ -108,6 +108,8 @@ class LimitsConfig(Section):
     """Sizes that are refused rather than served."""
 
     body_bytes: PositiveInt = 64 * 1024 * 1024
+    receiving_bytes: PositiveInt = 512 * 1024 * 1024
+    """Of bodies that are not whole yet, all clients together."""
     header_bytes: PositiveInt = 64 * 1024
     client_connections: PositiveInt = 20_000
 

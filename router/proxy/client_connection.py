@@ -16,7 +16,13 @@ from router.proxy.forwarding import Forwarding
 from router.proxy.own_routes import own_answer
 from router.proxy.request_head import ClientError, RequestHead
 from router.proxy.request_reader import Expecting, RequestReader
-from router.proxy.router_error import REQUEST_TIMEOUT, TOO_MANY_CONNECTIONS, RouterError, error_answer
+from router.proxy.router_error import (
+    REQUEST_TIMEOUT,
+    TOO_MANY_CONNECTIONS,
+    TOO_MUCH_RECEIVED,
+    RouterError,
+    error_answer,
+)
 from router.proxy.settings import ProxySettings
 
 if TYPE_CHECKING:
@@ -56,6 +62,7 @@ class ClientConnection(asyncio.Protocol):
         "_pumping",
         "_reader",
         "_reading_paused",
+        "_receiving",
         "_since",
         "_unwritten",
         "_unwritten_since",
@@ -77,6 +84,8 @@ class ClientConnection(asyncio.Protocol):
         self._reader = RequestReader()
         self._pumping = False
         self._reading_paused = False
+        self._receiving = 0
+        """Bytes of a body that is not whole yet, as counted for the whole router."""
         self._since: float | None = None
         """When the client last did what it is waited for; the first sweep after that sets it."""
         self._unwritten = 0
@@ -117,6 +126,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone()
+        self._count_receiving(0, 0)
         self._plane.client_lost(self)
 
     def pause_writing(self) -> None:
@@ -151,6 +161,8 @@ class ClientConnection(asyncio.Protocol):
                 request = reader.next_request(
                     header_limit=settings.header_bytes, body_limit=settings.body_bytes
                 )
+                if self._receiving or reader.receiving:
+                    self._count_receiving(reader.receiving, settings.receiving_bytes)
                 if request is None:
                     if reader.expecting is Expecting.BODY:
                         self._since = None
@@ -174,6 +186,14 @@ class ClientConnection(asyncio.Protocol):
         if self._reading_paused and len(reader.buffer) <= AHEAD_BYTES:
             self._reading_paused = False
             self.transport.resume_reading()
+
+    def _count_receiving(self, unfinished: int, limit: int) -> None:
+        """An unfinished body has so many bytes. Raises ``ClientError`` over the ``limit`` of all clients."""
+        counters = self._plane.service.counters
+        counters.receiving_bytes += unfinished - self._receiving
+        self._receiving = unfinished
+        if unfinished and counters.receiving_bytes > limit:
+            raise ClientError(TOO_MUCH_RECEIVED.at(limit))
 
     def _serve(self, head: RequestHead, body: bytes) -> None:
         service = self._plane.service
@@ -295,6 +315,7 @@ class ClientConnection(asyncio.Protocol):
     def _refuse(self, error: RouterError) -> None:
         """What came is not a request that can be served; nothing after it can be trusted."""
         service = self._plane.service
+        self._count_receiving(0, 0)
         service.count_error(error)
         service.count_request("", error.status)
         request_id = service.new_request_id().decode()

@@ -121,6 +121,8 @@ class Counters:
         self.client_disconnects = 0
         self.broken_streams = 0
         self.open_client_connections = 0
+        self.receiving_bytes = 0
+        """Of bodies that are not whole yet."""
         self.open_replica_connections = 0
         self.in_flight = 0
         self.cached_tokens = 0

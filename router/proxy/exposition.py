@@ -87,6 +87,11 @@ class RouterCollector(Collector):
             "warmroute_client_connections", "Open client connections.", value=counters.open_client_connections
         )
         yield GaugeMetricFamily(
+            "warmroute_receiving_bytes",
+            "Bytes of requests' bodies that are not whole yet, all clients together.",
+            value=counters.receiving_bytes,
+        )
+        yield GaugeMetricFamily(
             "warmroute_replica_connections",
             "Open connections to replicas.",
             value=counters.open_replica_connections,

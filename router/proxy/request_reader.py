@@ -73,6 +73,11 @@ class RequestReader:
         assert self._head is not None
         return self._head
 
+    @property
+    def receiving(self) -> int:
+        """Bytes that are here of a body that is not whole yet."""
+        return self._payload_bytes if self._body is not None else 0
+
     def feed(self, data: bytes) -> None:
         """More bytes came."""
         buffer = self.buffer

@@ -92,6 +92,12 @@ REQUEST_TIMEOUT = RouterError(
 BODY_TOO_LARGE = RouterError(
     413, "body_too_large", "The request body is longer than {limit} bytes (limits.body_bytes)"
 )
+TOO_MUCH_RECEIVED = RouterError(
+    503,
+    "too_much_received",
+    "The router is receiving bodies of more than {limit} bytes in all (limits.receiving_bytes); try again",
+    retry_after_s=1,
+)
 BODY_CROWDED = RouterError(
     413,
     "body_crowded",

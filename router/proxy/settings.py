@@ -21,6 +21,7 @@ class ProxySettings:
     client_stall_s: float
     replica_keepalive_s: float
     body_bytes: int
+    receiving_bytes: int
     header_bytes: int
     client_connections: int
     attempts: int
@@ -74,6 +75,7 @@ def proxy_settings(config: RouterConfig, tenancy: Tenancy | None) -> ProxySettin
         client_stall_s=timeouts.client_stall_s,
         replica_keepalive_s=timeouts.replica_keepalive_s,
         body_bytes=limits.body_bytes,
+        receiving_bytes=limits.receiving_bytes,
         header_bytes=limits.header_bytes,
         client_connections=limits.client_connections,
         attempts=config.retries.attempts,

@@ -456,3 +456,26 @@ def test_a_client_cannot_choose_the_engines_rank_by_header() -> None:
         assert rig.replica.requests[0].field("x-data-parallel-rank") is None
 
     with_rig(scenario)
+
+
+def test_bodies_that_never_end_do_not_fill_the_memory() -> None:
+    head = b"POST /v1/x HTTP/1.1\r\nHost: h\r\nContent-Length: 90000\r\n\r\n"
+
+    async def scenario(rig: Rig) -> None:
+        counters = rig.plane.service.counters
+        clients = [await rig.client() for _ in range(3)]
+        for client in clients[:2]:
+            await client.send(head + b"x" * 40_000)
+        await until(lambda: counters.receiving_bytes == 80_000)
+        await clients[2].send(head + b"x" * 40_000)
+        answer = await clients[2].answer()
+        assert answer.status == 503 and answer.error["code"] == "too_much_received"
+        assert "100000 bytes" in answer.error["message"] and answer.field("retry-after") == "1"
+        await until(lambda: counters.receiving_bytes == 80_000)
+        clients[0].leave()
+        await until(lambda: counters.receiving_bytes == 40_000)
+        await clients[1].send(b"x" * 50_000)
+        assert (await clients[1].answer()).status == 200
+        assert counters.receiving_bytes == 0 and len(rig.replica.requests) == 1
+
+    with_rig(scenario, limits={"receiving_bytes": 100_000})
