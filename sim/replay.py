@@ -117,6 +117,7 @@ class _Sender:
         self._session: aiohttp.ClientSession
         self._start_s = 0.0
         self._cpu_share = 0.0
+        self._ceiling_per_s = 0.0
 
     async def run(self) -> None:
         """Send everything; returns when the last answer is complete."""
@@ -131,15 +132,18 @@ class _Sender:
         )
         async with self._session:
             self._start_s = time.perf_counter() + START_AFTER_S
-            cpu_s = time.process_time()
+            began: tuple[float, float] | None = None  # what is made ready before the first is no load
             async with asyncio.TaskGroup() as tasks:
                 for position in starts:
                     body = self._body(position)  # ahead of its time, so that writing it delays nobody
                     due_s = self._start_s + (self._plan[position].at_s or 0.0)
                     await _sleep_until(due_s)
+                    began = began or (time.process_time(), time.perf_counter())
                     tasks.create_task(self._follow(position, body, due_s), name=f"replay {position}")
-            wall_s = time.perf_counter() - self._start_s + START_AFTER_S
-            self._cpu_share = (time.process_time() - cpu_s) / wall_s
+            if began is not None:
+                cpu_s, wall_s = time.process_time() - began[0], time.perf_counter() - began[1]
+                self._cpu_share = cpu_s / wall_s
+                self._ceiling_per_s = len(self._plan) / cpu_s
 
     async def _follow(self, position: int, body: bytes, due_s: float) -> None:
         """Send one request, and the turns that follow its answer."""
@@ -212,6 +216,7 @@ class _Sender:
         result = replace(
             result,
             client_cpu_share=self._cpu_share,
+            client_ceiling_per_s=self._ceiling_per_s,
             tokens_per_event=sum(answer.output_tokens or 0 for answer in counted) / events
             if events
             else None,

@@ -157,7 +157,9 @@ def _print_table(args: argparse.Namespace, trace: Trace, settings: ReplaySetting
         f"({'as given' if args.cold_prefill_us is not None else 'the fastest tenth of this run'}), decoding "
         f"within 1 s + {args.slo_tpot_ms:g} ms a token; TTFT in SLO: the first alone. Requests were sent at "
         "most "
-        f"{1e3 * (result.send_lag_p99_s or 0.0):.1f} ms late (p99).",
+        f"{1e3 * (result.send_lag_p99_s or 0.0):.1f} ms late (p99); the sender used "
+        f"{result.client_cpu_share or 0.0:.0%} of its core: its own ceiling is about "
+        f"{result.client_ceiling_per_s or 0.0:,.0f} requests a second.",
         soft_wrap=True,
     )
     if result.tokens_per_event is not None:

@@ -19,6 +19,8 @@ from sim.outcome import Outcome
 DECODE_BUFFER_S = 1.0
 CLIENT_LIMIT = 0.7
 """Share of its own ceiling, one core, above which a load generator may be what is measured."""
+LATE_LIMIT_S = 0.1
+"""Or that sends so late (p99): it may be starved by what else runs on its machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,9 @@ class Result:
     """Replay only: how late requests were sent."""
     client_cpu_share: float | None = None
     """Replay only: processor time of the program that sent, of one core. Its own limit is 1."""
+    client_ceiling_per_s: float | None = None
+    """Replay only: requests a second that the program that sent could have sent at most, by its processor
+    time for each of these."""
     tokens_per_event: float | None = None
     """Replay only: reply tokens that came in one event."""
     error_kinds: tuple[tuple[str, int], ...] = ()
@@ -77,8 +82,8 @@ class Result:
 
     @property
     def client_limited(self) -> bool:
-        """The program that sent was so busy that its times may be its own."""
-        return self.client_cpu_share is not None and self.client_cpu_share > CLIENT_LIMIT
+        """The program that sent was so busy, or sent so late, that its times may be its own."""
+        return (self.client_cpu_share or 0.0) > CLIENT_LIMIT or (self.send_lag_p99_s or 0.0) > LATE_LIMIT_S
 
     def json_object(self) -> dict[str, Any]:
         """The result as INTERFACE names it; numbers rounded to what they can mean."""
@@ -104,6 +109,8 @@ class Result:
         if self.client_cpu_share is not None:
             made["client_cpu_share"] = round(self.client_cpu_share, 3)
             made["client_limited"] = self.client_limited
+        if self.client_ceiling_per_s is not None:
+            made["client_ceiling_per_s"] = round(self.client_ceiling_per_s, 1)
         if self.tokens_per_event is not None:
             made["tokens_per_event"] = round(self.tokens_per_event, 3)
         if self.error_kinds:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from sim.results import CLIENT_LIMIT, Result
+from sim.results import CLIENT_LIMIT, LATE_LIMIT_S, Result
 
 PLAIN_WIDTH = 132
 """Columns of output that is no terminal: wide enough for the whole table."""
@@ -58,12 +58,16 @@ def results_table(results: Sequence[Result], console: Console, *, subject: str =
 
 def client_warning(results: Sequence[Result]) -> str | None:
     """What to say of runs whose own sender was too busy."""
-    busy = [f"{one.policy} {one.client_cpu_share:.0%}" for one in results if one.client_limited]
+    busy = [
+        f"{one.policy} {one.client_cpu_share or 0.0:.0%}, {1e3 * (one.send_lag_p99_s or 0.0):.0f} ms late"
+        for one in results
+        if one.client_limited
+    ]
     if not busy:
         return None
     return (
-        f"MARKED: the sender used over {CLIENT_LIMIT:.0%} of its core ({', '.join(busy)}): these times may "
-        "be its own. Ask less of it"
+        f"MARKED: the sender used over {CLIENT_LIMIT:.0%} of its core or sent over {1e3 * LATE_LIMIT_S:g} ms "
+        f"late ({'; '.join(busy)}): these times may be its own. Ask less of it"
     )
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +16,9 @@ import pytest
 from sim.bench.load import streams
 from sim.bench.mock_replica import TICK_S, MockReplica
 from sim.bench.prompts import chat_body
-from sim.results import CLIENT_LIMIT
+from sim.demo.processes import free_ports
+from sim.replay import ReplaySettings, replay
+from sim.results import Result
 from sim.results_table import client_warning
 from sim.workload.prompt_text import PromptText
 from sim.workload.trace import Trace
@@ -77,23 +81,61 @@ def test_B029_a_second_run_is_not_answered_from_the_first_ones_cache(
     assert again["cached_share"] > 0.6
 
 
-def test_B050_a_run_tells_its_senders_own_load_and_marks_what_is_over_its_limit(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    calm = run(FakeOpenAI(), short(10, gap_ms=100.0)).result
-    busy = run(FakeOpenAI(), short(600, gap_ms=0.01)).result  # server and sender in one process: the limit
-    assert calm.client_cpu_share is not None and busy.client_cpu_share is not None
-    assert (
-        calm.client_cpu_share < 0.5 < busy.client_cpu_share
-        or calm.client_cpu_share < busy.client_cpu_share / 2
-    )
-    marked, free = (replace(calm, client_cpu_share=CLIENT_LIMIT + part) for part in (0.01, -0.01))
-    assert "MARKED" in (client_warning([marked]) or "") and client_warning([free]) is None
-    assert marked.json_object()["client_limited"] and not free.json_object()["client_limited"]
-    assert command(FakeOpenAI(), "--requests", "5", "--speed", "1000", "--warmup", "0", "--json") == 0
-    assert {"client_cpu_share", "client_limited", "send_lag_p99_s"} <= set(
-        json.loads(capsys.readouterr().out)[0]
-    )
+@asynccontextmanager
+async def _null_server() -> AsyncIterator[str]:
+    """A server that costs the sender nothing: another process, whose one token comes within a tick."""
+    (port,) = free_ports(1)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "sim.bench.mock_replica", str(port))
+    try:
+        async with asyncio.timeout(20.0):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                    writer.close()
+                    break
+                except OSError:
+                    await asyncio.sleep(0.02)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def test_B050_a_run_tells_its_senders_own_load_and_marks_what_is_over_its_limit() -> None:
+    """The load on a null server is raised: it answers as fast as ever, the sender is what gives way."""
+    rates = (20.0, 200.0, 1e6)
+    counts = (10, 100, 2000)
+
+    async def scenario() -> list[Result]:
+        results = []
+        async with _null_server() as url:
+            for rate, count in zip(rates, counts, strict=True):
+                settings = ReplaySettings(url=url, model="m", salt="s", warmup_share=0.0)
+                trace = short(count, gap_ms=1e3 / rate, output_tokens=1)
+                results.append((await replay(trace, settings)).result)
+        return results
+
+    results = asyncio.run(scenario())
+    calm, _, over = results
+    assert [one.errors for one in results] == [0, 0, 0]
+    shares = [one.client_cpu_share or 0.0 for one in results]
+    assert shares == sorted(shares) and not calm.client_limited
+    assert over.client_limited and shares[2] > 4 * shares[1], shares
+    assert "MARKED" in (client_warning(results) or "") and client_warning([calm]) is None
+    ceiling, achieved = over.client_ceiling_per_s, over.requests / over.wall_s
+    assert ceiling is not None and 0.2 * ceiling <= achieved <= 1.2 * ceiling < rates[2]
+    assert (over.send_lag_p99_s or 0.0) > 0.1 > (calm.send_lag_p99_s or 0.0), "it tells how late it was"
+    told = over.json_object()
+    assert told["client_limited"] and not calm.json_object()["client_limited"]
+    assert {"client_cpu_share", "client_ceiling_per_s", "send_lag_p99_s"} <= told.keys()
+
+
+def test_B050_the_command_prints_the_mark(capsys: pytest.CaptureFixture[str]) -> None:
+    """Server and sender in one process, asked for everything at once: it cannot be in time."""
+    assert command(FakeOpenAI(), "--requests", "200", "--speed", "1e9", "--warmup", "0") == 0
+    said = capsys.readouterr().out
+    assert "MARKED: the sender used over 70% of its core or sent over 100 ms late" in said
+    assert re.search(r"its own ceiling is about [\d,]+ requests a second", said)
 
 
 def test_B059_a_pause_shows_in_an_open_loop_and_hides_in_a_closed_one() -> None:

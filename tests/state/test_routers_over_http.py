@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -199,6 +200,39 @@ def test_B117_load_is_even_and_a_killed_router_leaves_nothing(tmp_path: Path) ->
         await site.until_metric(routers[1], "warmroute_state_peers_outstanding", 0.0)
 
     with_site(tmp_path, scenario)
+
+
+def test_B093_a_blocked_router_is_let_go_and_takes_its_place_again(tmp_path: Path) -> None:
+    """Its process is stopped for twice its lease: the others forget its work, and hear of it again."""
+
+    async def scenario(site: Site) -> None:
+        for fake in site.replicas:
+            fake.default = ENDLESS
+        state = {"kind": "redis", "url": site.server.url, "lease_s": 0.6, "timeout_ms": 200}
+        blocked, other = [await site.start_router(state=state) for _ in range(2)]
+        await site.all_sharing()
+        clients = [await RawClient.connect(blocked.address) for _ in range(20)]
+        for client in clients:
+            await client.post(CHAT_STREAM)
+            await client.head()
+        await site.until_metric(other, "warmroute_state_peers_outstanding", 20.0)
+        blocked.process.send_signal(signal.SIGSTOP)
+        stopped_at = time.monotonic()
+        try:
+            await site.until_metric(other, "warmroute_state_peers_outstanding", 0.0)
+            assert time.monotonic() - stopped_at < 2 * 0.6 + 0.5
+            await site.until_metric(other, "warmroute_state_peers", 0.0)
+            while time.monotonic() - stopped_at < 2 * 0.6:  # as long as the case has it
+                assert (await other.get("/readiness")).status == 200, "its own table stands"
+        finally:
+            blocked.process.send_signal(signal.SIGCONT)
+        await site.all_sharing()
+        await site.until_metric(other, "warmroute_state_peers_outstanding", 20.0)
+        for client in clients:
+            client.leave()
+        await site.until_metric(other, "warmroute_state_peers_outstanding", 0.0)
+
+    with_site(tmp_path, scenario, replicas=2)
 
 
 def test_a_router_killed_with_200_in_flight_leaves_nothing_and_disturbs_nobody(tmp_path: Path) -> None:
