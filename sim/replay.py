@@ -48,6 +48,8 @@ class ReplaySettings:
     ignore_eos: bool = False
     """Ask for exactly the recorded output length (``ignore_eos``, understood by vLLM and others)."""
     mean_think_s: float = 1.0
+    max_in_flight: int | None = None
+    """A request that is due while so many are in flight is not sent, nor are the turns after it: errors."""
     silence_limit_s: float = 300.0
     """A stream that is silent for this long has failed."""
     slo: Slo = field(default_factory=Slo)
@@ -114,6 +116,7 @@ class _Sender:
         self._answers: list[tuple[float, float, Answer] | None] = [None] * len(self._plan)
         """(sent, how late, what came back) by position."""
         self._done = 0
+        self._in_flight = 0
         self._session: aiohttp.ClientSession
         self._start_s = 0.0
         self._cpu_share = 0.0
@@ -139,18 +142,33 @@ class _Sender:
                     due_s = self._start_s + (self._plan[position].at_s or 0.0)
                     await _sleep_until(due_s)
                     began = began or (time.process_time(), time.perf_counter())
+                    most = self._settings.max_in_flight
+                    if most is not None and self._in_flight >= most:
+                        self._leave_out(position, due_s)
+                        continue
+                    self._in_flight += 1
                     tasks.create_task(self._follow(position, body, due_s), name=f"replay {position}")
             if began is not None:
                 cpu_s, wall_s = time.process_time() - began[0], time.perf_counter() - began[1]
                 self._cpu_share = cpu_s / wall_s
                 self._ceiling_per_s = len(self._plan) / cpu_s
 
+    def _leave_out(self, position: int, due_s: float) -> None:
+        """Count a request that is not sent, and the turns after it, as errors: they would have waited."""
+        at: int | None = position
+        while at is not None:
+            skipped = Answer(error=f"not sent: {self._in_flight} were in flight")
+            self._answers[at] = (due_s - self._start_s, 0.0, skipped)
+            self._done += 1
+            at = self._plan[at].next_turn
+
     async def _follow(self, position: int, body: bytes, due_s: float) -> None:
-        """Send one request, and the turns that follow its answer."""
+        """Send one request, which is in flight already, and the turns that follow its answer."""
         at: int | None = position
         while at is not None:
             sent_s = time.perf_counter()
             answer = await stream_request(self._session, self._urls[at % len(self._urls)], body)
+            self._in_flight -= 1
             self._answers[at] = (sent_s - self._start_s, sent_s - due_s, answer)
             self._done += 1
             if self._progress is not None:
@@ -161,6 +179,7 @@ class _Sender:
                 body = self._body(at)
                 due_s = answered_s + self._plan[at].think_s / self._settings.speed
                 await _sleep_until(due_s)
+                self._in_flight += 1
 
     def _body(self, position: int) -> bytes:
         settings, request = self._settings, self._plan[position].request

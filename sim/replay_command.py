@@ -65,6 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ask for exactly the recorded output length, if the server can",
     )
     parser.add_argument(
+        "--max-in-flight",
+        type=whole_number(1),
+        metavar="N",
+        help="do not send what is due while N are in flight; it counts as an error (default: no limit)",
+    )
+    parser.add_argument(
         "--cold-prefill-us",
         type=number(0.0),
         metavar="US",
@@ -106,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
         max_output_tokens=args.max_output_tokens,
         ignore_eos=args.ignore_eos,
         mean_think_s=args.think,
+        max_in_flight=args.max_in_flight,
         slo=slo_of(args),
         warmup_share=args.warmup,
         cold_prefill_us=args.cold_prefill_us,

@@ -139,21 +139,46 @@ def test_B050_the_command_prints_the_mark(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_B059_a_pause_shows_in_an_open_loop_and_hides_in_a_closed_one() -> None:
-    """100 arrivals in 2 s, and 4 users who ask as soon as they are answered; the server stops for 1 s."""
+    """100 arrivals in 2 s, and 2 users who ask as soon as they are answered; the server stops for 1 s.
+
+    The case's pause of 10 s in 60, six times as often and a tenth as long: half of the open loop meets it,
+    and 2 of the closed loop's 400.
+    """
     opened = run(PausingServer(), short(100, gap_ms=20.0, output_tokens=1)).result
     sessions = Trace(
         "users",
         512,
         tuple(
-            replace(one, timestamp_ms=None, session=str(number % 4), think_ms=0.0)
-            for number, one in sorted(enumerate(short(400).requests), key=lambda pair: pair[0] % 4)
+            replace(one, timestamp_ms=None, session=str(number % 2), think_ms=0.0)
+            for number, one in sorted(enumerate(short(400).requests), key=lambda pair: pair[0] % 2)
         ),
     )
     closed = run(PausingServer(), sessions, speed=50.0).result
     assert opened.requests == 100 and opened.errors == closed.errors == 0, "no arrival is left out"
-    assert opened.ttft_s.p90 is not None and opened.ttft_s.p50 is not None and closed.ttft_s.p90 is not None
-    assert opened.ttft_s.p90 > 0.7, "a request that came early in the pause waited nearly all of it"
-    assert closed.ttft_s.p90 < 0.4, "four slow answers among four hundred"
+    assert opened.ttft_s.p99 is not None and closed.ttft_s.p99 is not None
+    assert opened.ttft_s.p99 > 0.9, "a request that came early in the pause waited nearly all of it"
+    assert closed.ttft_s.p99 < 0.5, "two slow answers among four hundred"
+
+
+def test_B059_arrivals_over_the_limit_in_flight_are_told() -> None:
+    """50 come in the pause and 10 may be in flight: the rest is not sent, and is no silent gap."""
+    done = run(PausingServer(), short(100, gap_ms=20.0, output_tokens=1), max_in_flight=10).result
+    assert done.requests == 100 and 30 <= done.errors <= 45
+    assert done.error_kinds == (("not sent: 10 were in flight", done.errors),)
+    assert done.json_object()["error_kinds"] == dict(done.error_kinds)
+    assert done.ttft_s.p99 is not None and done.ttft_s.p99 > 0.9
+
+
+def test_B059_a_session_that_may_not_begin_is_left_out_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    turns = [replace(one, timestamp_ms=None, think_ms=0.0) for one in short(6).requests]
+    sessions = tuple(replace(one, session=str(number // 3)) for number, one in enumerate(turns))
+    server = FakeOpenAI()
+    server.content_after_s = 0.3
+    done = run(server, Trace("users", 512, sessions), speed=1e3, max_in_flight=1).result
+    assert done.error_kinds == (("not sent: 1 were in flight", 3),) and len(server.received) == 3
+    arguments = ("--requests", "40", "--speed", "1e9", "--warmup", "0", "--max-in-flight", "30")
+    assert command(server, *arguments) == 0
+    assert "10 x not sent: 30 were in flight" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
