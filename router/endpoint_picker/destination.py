@@ -4,7 +4,7 @@ Whichever of the endpoints it reaches gets the same bytes. So only those are nex
 key as the first, and take a tenant's cache salt as it does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from replica.contract.kv_source import KV_SOURCE_HEADER
@@ -13,6 +13,7 @@ from router.proxy.request_head import CLIENT_KEYS
 from router.proxy.service import PREFILLER_HEADER, Service
 from router.proxy.settings import ProxySettings
 from router.proxy.tenant_request import SALT_HEADERS, without_salt
+from router.proxy.trace_context import TRACE_FIELDS
 from router.routing.replica_state import ReplicaState
 
 _CLIENT_KEYS = tuple(name.decode() for name in CLIENT_KEYS)
@@ -41,10 +42,13 @@ def destination(
     body: bytes,
     salt_bytes: int | None,
     kv_source: tuple[str, str] | None = None,
+    trace: Mapping[str, str] | None = None,
 ) -> Destination:
     """``replicas``: the one that was chosen, then those next in line.
 
     ``kv_source``: the header field that tells where the first finds its KV. No client may say that.
+
+    ``trace``: header fields of the trace context that takes the place of the client's, if one does.
 
     ``salt_bytes``: how much of the body's end is a tenant's cache salt; ``None``: tenants are not told apart.
     """
@@ -64,6 +68,9 @@ def destination(
     removed += tuple(name for name in _KV_SOURCES if kv_source is None or name != kv_source[0])
     if kv_source is not None:
         fields[kv_source[0]] = kv_source[1]
+    if trace is not None:
+        fields.update(trace)
+        removed += tuple(name for name in TRACE_FIELDS if name not in trace)
     if salt_bytes is not None:
         removed += _SALTS
         body = body if first.takes_salt else without_salt(body, salt_bytes)

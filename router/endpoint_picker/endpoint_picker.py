@@ -56,8 +56,6 @@ class EndpointPicker:
     ) -> None:
         """Raises ``ConfigError`` where a replica is not named by its IP address."""
         _require_addresses(config)
-        if config.tracing is not None:
-            logger.warning("tracing: not used by the endpoint picker: the gateway has the requests' spans")
         self.service = Service(fleet, config, counters, clock)
         self.service.prompt_reader = prompt_reader
         self._listen = config.listen

@@ -11,6 +11,7 @@ from router.endpoint_picker.destination import destination
 from router.endpoint_picker.endpoints import Endpoints
 from router.endpoint_picker.ext_proc_pb2 import HttpBody, ProcessingRequest
 from router.endpoint_picker.incoming import Incoming
+from router.endpoint_picker.pick_span import PickSpan
 from router.endpoint_picker.served_answer import WANTED, ServedAnswer
 from router.proxy.admission import CLIENT_LEFT, Admission
 from router.proxy.booked import Booked, booked_beside
@@ -72,6 +73,9 @@ class Pick:
         self._deadline: asyncio.TimerHandle | None = None
         self._booked: Booked | None = None
         self._answer: ServedAnswer | None = None
+        self.error_code = ""
+        """Of our own error that the client got, or of the answer that broke off."""
+        self._span = PickSpan(service)
         self.row: RecentDecision | None = None
         """What people see of the pick."""
         service.counters.in_flight += 1
@@ -122,6 +126,7 @@ class Pick:
         service = self._service
         service.budget.earn()
         self._asked = self.undecided = True
+        self._span.begin(self)
         body = self.body = self._incoming.body()
         if is_crowded(body):
             self.refuse(BODY_CROWDED)
@@ -227,6 +232,7 @@ class Pick:
                 self.refuse(NO_REPLICA)
                 return
         booked = self._booked = Booked(service, flight, beside)
+        self._span.picked(now)
         self.row = self._decided_now(booked, now)
         decisions = service.counters.decisions
         label = (booked.name, booked.decision.reason)
@@ -242,9 +248,17 @@ class Pick:
         )
         replicas = [flight.replica, *(service.fleet.replicas[index] for index in others)]
         salt_bytes = None if self.admission is None else self._salt_bytes
-        named = service.kv_source(booked.decision) if flight.pulled else None
         self._incoming.picked(
-            destination(service, self._settings, self._endpoints, replicas, self.body, salt_bytes, named)
+            destination(
+                service,
+                self._settings,
+                self._endpoints,
+                replicas,
+                self.body,
+                salt_bytes,
+                kv_source=service.kv_source(booked.decision) if flight.pulled else None,
+                trace=self._span.fields,
+            )
         )
         log = service.request_log
         if log is None or not log.bodies:
@@ -280,6 +294,7 @@ class Pick:
         now = service.clock()
         booked.failed(now, Failure.CLOSED)
         service.counters.retries += 1
+        self._span.served_by_another()
         service.failures.log(
             "request %s was answered from %s: replica %s did not answer it",
             self.request_id.decode(),
@@ -323,6 +338,7 @@ class Pick:
     def refuse(self, error: RouterError) -> None:
         """The client gets an answer of ours."""
         self._service.count_error(error)
+        self.error_code = error.code
         if self.admission is not None:
             self.admission.caller.counters.turned(error.code)
         self.out.append(messages.refusal(error, self.request_id.decode()))
@@ -372,6 +388,7 @@ class Pick:
         """Exactly once. ``status``: what the client got."""
         assert not self.over
         self.over = True
+        self._span.ended(self, self._booked, self._answer, status)
         service = self._service
         if self.admission is not None:
             self.admission.ended(status, service.clock(), answered=self._answer is not None)

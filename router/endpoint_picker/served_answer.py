@@ -4,8 +4,10 @@ from typing import TYPE_CHECKING
 
 from router.proxy.answer import DONE_PATHS
 from router.proxy.booked import Booked
+from router.proxy.router_error import REPLICA_BROKEN
 from router.proxy.service import Service
 from router.proxy.stream_watch import JsonWatch, StreamWatch
+from router.routing.in_flight import Usage
 from router.routing.retry import Failure, failure_of_status
 
 if TYPE_CHECKING:
@@ -26,7 +28,10 @@ class ServedAnswer:
         self.status = int(status) if status.isdigit() else 0
         self._watch: StreamWatch | JsonWatch | None = None
         self._ends_marked = False
-        self._ttft_s: float | None = None
+        self.ttft_s: float | None = None
+        """From the request's head to the first token of a stream."""
+        self.usage: Usage | None = None
+        """What the replica reported."""
         now = service.clock()
         service.counters.first_byte_s.add(now - pick.started_at)
         if self.status >= 400:
@@ -49,13 +54,13 @@ class ServedAnswer:
             return
         watch.pieces.append(body)
         watch.grew(len(body))
-        if watch.first_token and self._ttft_s is None and self._pick.prompt.stream:
-            self._ttft_s = now - self._pick.started_at
-            self._service.counters.ttft_s.add(self._ttft_s)
+        if watch.first_token and self.ttft_s is None and self._pick.prompt.stream:
+            self.ttft_s = now - self._pick.started_at
+            self._service.counters.ttft_s.add(self.ttft_s)
             if self._pick.row is not None:
-                self._pick.row.ttft_s = self._ttft_s
+                self._pick.row.ttft_s = self.ttft_s
             if self._pick.admission is not None:
-                self._pick.admission.first_token(self._ttft_s)
+                self._pick.admission.first_token(self.ttft_s)
             booked.first_token(now)
 
     def complete(self) -> None:
@@ -70,10 +75,11 @@ class ServedAnswer:
                 booked.name,
             )
             booked.failed(now, Failure.BROKEN)
+            pick.error_code = REPLICA_BROKEN.code
             return
         if not booked.booked:
             return
-        usage = None if watch is None else watch.usage()
+        usage = self.usage = None if watch is None else watch.usage()
         booked.finished(now, usage)
         if usage is not None:
             service.count_usage(usage)
@@ -82,6 +88,6 @@ class ServedAnswer:
         if service.request_log is not None:
             matched = booked.decision.matched_tokens
             service.request_log.answered(
-                pick.head, pick.body, pick.prompt, booked.name, matched, usage, self._ttft_s
+                pick.head, pick.body, pick.prompt, booked.name, matched, usage, self.ttft_s
             )
         service.send_released(now)

@@ -37,6 +37,7 @@ from router.proxy.router_error import (
 from router.proxy.service import Service
 from router.proxy.tenancy import Caller
 from router.proxy.tenant_request import take_in, without_salt
+from router.proxy.traced_request import Sent, TracedRequest
 from router.proxy.tries import Tries
 from router.routing.decision import NoReplica, Reason
 from router.routing.hold_queue import Held
@@ -438,7 +439,7 @@ class Exchange(Asker):
         assert not self.over
         self.over = True
         if self._trace is not None:
-            self._trace.ended(self, status)
+            self._trace.ended(self._traced(status))
         service, tries = self._service, self.tries
         if self.admission is not None:
             self.admission.ended(status, service.clock(), answered=self.relay is not None)
@@ -451,6 +452,24 @@ class Exchange(Asker):
             tries.row.status = status
             tries.drop_kept()
         self.client.exchange = None
+
+    def _traced(self, status: int) -> TracedRequest:
+        """What the span says."""
+        tries, relay = self.tries, self.relay
+        sent = None
+        if tries is not None:
+            attempt = tries.attempt
+            sent = Sent(attempt.name, attempt.decision, tries.began_at - self.started_at, tries.count)
+        return TracedRequest(
+            status=status,
+            request_id=self.request_id,
+            model=self.prompt.model,
+            error_code=self.error_code,
+            tenant=None if self.admission is None else self.admission.caller.tenant.name,
+            sent=sent,
+            ttft_s=None if relay is None else relay.ttft_s,
+            usage=None if relay is None else relay.usage,
+        )
 
     def sweep(self, now: float) -> None:
         """Look at this request's limits."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-_NAMES = ("traceparent", "tracestate")
+TRACE_FIELDS = ("traceparent", "tracestate")
 
 
 def trace_context(lines: Sequence[bytes]) -> dict[str, str]:
@@ -14,7 +14,7 @@ def trace_context(lines: Sequence[bytes]) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in lines:
         name = _name(line)
-        if name in _NAMES:
+        if name in TRACE_FIELDS:
             value = line.partition(b":")[2].strip().decode("latin-1")
             found[name] = f"{found[name]},{value}" if name in found else value
     return found
@@ -26,7 +26,7 @@ def without_trace_context(lines: Sequence[bytes]) -> list[bytes]:
     >>> without_trace_context([b"X-A: b", b"TraceParent: 00-a-b-01"])
     [b'X-A: b']
     """
-    return [line for line in lines if _name(line) not in _NAMES]
+    return [line for line in lines if _name(line) not in TRACE_FIELDS]
 
 
 def _name(line: bytes) -> str:

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -23,10 +22,8 @@ from router.proxy.counters import Counters
 from router.proxy.request_head import RequestHead
 from router.proxy.span_export import CountingExporter
 from router.proxy.trace_context import trace_context
+from router.proxy.traced_request import TracedRequest
 from router.tracing_config import TracingConfig
-
-if TYPE_CHECKING:
-    from router.proxy.exchange import Exchange
 
 QUEUED_SPANS = 4_096
 BATCH_SPANS = 64
@@ -38,26 +35,29 @@ ROUTES = frozenset(
 )
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 
-Value = str | int | float | bool
-
 
 class Trace:
     """One request's span."""
 
-    __slots__ = ("_span", "lines")
+    __slots__ = ("_span", "fields")
 
-    def __init__(self, span: Span, lines: bytes) -> None:
+    def __init__(self, span: Span, fields: Mapping[str, str]) -> None:
         self._span = span
-        self.lines = lines
-        """Header lines for the replica."""
+        self.fields = fields
+        """Header fields for the replica: the span as its parent. They take the place of the client's."""
 
-    def ended(self, exchange: "Exchange", status: int) -> None:
-        """The request is over; ``status``: what the client got."""
+    @property
+    def lines(self) -> bytes:
+        """The same as header lines."""
+        return "".join(f"{name}: {value}\r\n" for name, value in self.fields.items()).encode("latin-1")
+
+    def ended(self, request: TracedRequest) -> None:
+        """The request is over."""
         span = self._span
         if span.is_recording():
-            span.set_attributes(_attributes(exchange, status))
-            if status >= 500 or exchange.error_code:
-                span.set_status(StatusCode.ERROR, exchange.error_code or None)
+            span.set_attributes(request.attributes())
+            if request.failed:
+                span.set_status(StatusCode.ERROR, request.error_code or None)
         span.end()
 
 
@@ -96,7 +96,7 @@ class Tracing:
         )
         carrier: dict[str, str] = {}
         self._propagator.inject(carrier, set_span_in_context(span))
-        return Trace(span, _header_lines(carrier))
+        return Trace(span, carrier)
 
     async def stop(self) -> None:
         """Send what waits, as long as that is quick."""
@@ -110,47 +110,3 @@ class Tracing:
         threading.Thread(target=send, name="last spans", daemon=True).start()
         with suppress(TimeoutError):
             await asyncio.wait_for(sent.wait(), STOP_LIMIT_S)
-
-
-def _header_lines(carrier: Mapping[str, str]) -> bytes:
-    return "".join(f"{name}: {value}\r\n" for name, value in carrier.items()).encode("latin-1")
-
-
-def _attributes(exchange: "Exchange", status: int) -> dict[str, Value]:
-    """Names of OpenTelemetry's conventions where there are some, ``warmroute.*`` else. Milliseconds."""
-    found: dict[str, Value | None] = {
-        "http.response.status_code": status,
-        "error.type": exchange.error_code or None,
-        "gen_ai.request.model": exchange.prompt.model,
-        "warmroute.request_id": exchange.request_id.decode("ascii", "replace"),
-    }
-    if exchange.admission is not None:
-        found["warmroute.tenant"] = exchange.admission.caller.tenant.name
-    tries = exchange.tries
-    if tries is not None:
-        decision = tries.attempt.decision
-        found |= {
-            "warmroute.replica": tries.attempt.name,
-            "warmroute.reason": decision.reason.value,
-            "warmroute.matched_tokens": decision.matched_tokens,
-            "warmroute.wait_ms": 1e3 * decision.wait_s,
-            "warmroute.prefill_ms": 1e3 * decision.prefill_s,
-            "warmroute.saved_ms": 1e3 * decision.saved_s,
-            "warmroute.spill_saved_ms": _ms(decision.spill_saved_s),
-            "warmroute.extra_wait_ms": _ms(decision.extra_wait_s),
-            "warmroute.held_ms": 1e3 * (tries.began_at - exchange.started_at),
-            "warmroute.tries": tries.count,
-            "warmroute.kv_step": None if decision.route is None else decision.route.step.value,
-        }
-    relay = exchange.relay
-    if relay is not None:
-        found["warmroute.ttft_ms"] = _ms(relay.ttft_s)
-        if relay.usage is not None:
-            found["gen_ai.usage.input_tokens"] = relay.usage.prompt_tokens
-            found["gen_ai.usage.output_tokens"] = relay.usage.output_tokens
-            found["warmroute.cached_tokens"] = relay.usage.cached_tokens
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else 1e3 * seconds

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,13 @@ SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Health
 
 async def health(address: str, service: str, **channel: Any) -> int:
     """What gRPC's health check says of ``service``."""
-    async with _channel(address, **channel) as one:
+    async with channel_to(address, **channel) as one:
         answer = await health_pb2_grpc.HealthStub(one).Check(health_pb2.HealthCheckRequest(service=service))
         return int(answer.status)
 
 
-def _channel(address: str, ca: str | None = None) -> grpc.aio.Channel:
+def channel_to(address: str, ca: str | None = None) -> grpc.aio.Channel:
+    """To a picker; ``ca``: over TLS."""
     if ca is None:
         return grpc.aio.insecure_channel(address)
     credentials = grpc.ssl_channel_credentials((TLS / ca).read_bytes())
@@ -45,6 +47,15 @@ def stream(channel: grpc.aio.Channel) -> Any:
         request_serializer=ProcessingRequest.SerializeToString,
         response_deserializer=ProcessingResponse.FromString,
     )()
+
+
+async def ended(call: Any) -> None:
+    """Wait until gRPC has told all there is of a stream.
+
+    What it tells later goes to a loop that is closed by then, and is an error in whatever loop runs then.
+    """
+    assert await call.read() is grpc.aio.EOF
+    assert await call.code() is grpc.StatusCode.OK
 
 
 def head() -> ProcessingRequest:
@@ -84,45 +95,48 @@ async def _until_health(address: str, service: str, wanted: int) -> None:
 
 def test_a_stop_waits_for_requests_under_way() -> None:
     async def scenario(rig: RouterRig) -> None:
-        async with _channel(rig.router.data_plane.address) as channel:
+        async with channel_to(rig.router.data_plane.address) as channel:
             call = stream(channel)
             await call.write(head())
             assert (await call.read()).HasField("dynamic_metadata")
             stopping = asyncio.create_task(rig.router.data_plane.stop(10.0))
-            with pytest.raises(grpc.aio.AioRpcError):
-                await _refused_once(channel)
+            with pytest.raises(ConnectionRefusedError):
+                await _refused_once(rig.router.data_plane.address)
             answer = ProcessingRequest()
             answer.response_headers.end_of_stream = True
             add(answer.response_headers, {":status": "200"})
             await call.write(answer)
             assert (await call.read()).WhichOneof("response") == "response_headers"
+            await ended(call)
             await asyncio.wait_for(stopping, 5.0)
         assert rig.router.counters.requests["r0", 200] == 1
 
     with_router(scenario, make_path=EndpointPicker)
 
 
-async def _refused_once(channel: grpc.aio.Channel) -> None:
-    """Ask until a new stream is refused."""
+async def _refused_once(address: str) -> None:
+    """Connect until that is refused."""
+    host, _, port = address.rpartition(":")
     async with asyncio.timeout(5.0):
         while True:
-            call = stream(channel)
-            await call.write(head())
-            await call.read()
-            call.cancel()
+            with suppress(ConnectionResetError):  # it waited to be accepted when the door closed
+                _, writer = await asyncio.open_connection(host, int(port))
+                writer.close()
+                await writer.wait_closed()
 
 
 def test_a_broken_client_leaves_nothing_behind() -> None:
     async def scenario(rig: RouterRig) -> None:
-        async with _channel(rig.router.data_plane.address) as channel:
-            for broken in (lambda call: call.cancel(), lambda call: call.done_writing()):
-                call = stream(channel)
+        async with channel_to(rig.router.data_plane.address) as channel:
+            cancelled, closed = stream(channel), stream(channel)
+            for call in (cancelled, closed):
                 await call.write(head())
                 await call.read()
-                made = broken(call)
-                if made is not True:
-                    await made
-                await until(rig.at_rest)
+            cancelled.cancel()
+            await until(lambda: rig.router.counters.in_flight == 1)
+            await closed.done_writing()
+            await ended(closed)  # and with it what gRPC had to tell of the other, which it told before
+            await until(rig.at_rest)
         assert rig.router.counters.requests == {("r0", 499): 2}
 
     with_router(scenario, make_path=EndpointPicker)

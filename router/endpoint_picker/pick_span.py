@@ -1,0 +1,62 @@
+"""The OpenTelemetry span of one pick, where requests are traced: the same as a request of ``serve`` has."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from router.endpoint_picker.served_answer import ServedAnswer
+from router.proxy.booked import Booked
+from router.proxy.service import Service
+from router.proxy.traced_request import Sent, TracedRequest
+
+if TYPE_CHECKING:
+    from router.endpoint_picker.pick import Pick
+    from router.proxy.tracing import Trace
+
+
+class PickSpan:
+    """Owned by its pick. Does nothing where there is no tracing."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._trace: Trace | None = None
+        self._began_at = 0.0
+        self._held_s = 0.0
+        self._tries = 0
+        """That are known of."""
+
+    @property
+    def fields(self) -> Mapping[str, str] | None:
+        """Trace context for the replica, in the place of the client's; ``None``: that passes as it is."""
+        return None if self._trace is None else self._trace.fields
+
+    def begin(self, pick: "Pick") -> None:
+        """The request is complete."""
+        self._began_at = self._service.clock()
+        if self._service.tracing is not None:
+            self._trace = self._service.tracing.begin(pick.head)
+
+    def picked(self, now: float) -> None:
+        """It goes to a replica."""
+        self._held_s, self._tries = now - self._began_at, 1
+
+    def served_by_another(self) -> None:
+        """The one that was named first did not answer."""
+        self._tries += 1
+
+    def ended(self, pick: "Pick", booked: Booked | None, answer: ServedAnswer | None, status: int) -> None:
+        """The request is over; ``status``: what the client got."""
+        if self._trace is None:
+            return
+        sent = None if booked is None else Sent(booked.name, booked.decision, self._held_s, self._tries)
+        self._trace.ended(
+            TracedRequest(
+                status=status,
+                request_id=pick.request_id,
+                model=pick.prompt.model,
+                error_code=pick.error_code,
+                tenant=None if pick.admission is None else pick.admission.caller.tenant.name,
+                sent=sent,
+                ttft_s=None if answer is None else answer.ttft_s,
+                usage=None if answer is None else answer.usage,
+            )
+        )
