@@ -122,6 +122,13 @@ class Members:
             await member.state.stop()
 
 
+async def connections(server: RedisServer) -> int:
+    """To the server, this one not counted."""
+    listed = await server.ask("CLIENT", "LIST")
+    assert isinstance(listed, list | bytes)
+    return len(listed if isinstance(listed, list) else listed.splitlines()) - 1
+
+
 def with_redis(
     scenario: Callable[[RedisServer, Members], Awaitable[None]], *options: str, **state: Any
 ) -> None:

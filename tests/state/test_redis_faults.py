@@ -242,34 +242,3 @@ def test_B093_a_store_that_stalls_empties_no_routing_table_and_the_dead_do_not_s
         assert not left.over, "nobody told it"
 
     with_redis(scenario)
-
-
-def test_B109_a_dead_store_costs_no_log_storm_and_no_cpu(caplog: pytest.LogCaptureFixture) -> None:
-    """CPU at the same load; a machine that is busy with other things may blur it, but not three times."""
-    shares: list[float] = []
-
-    async def scenario(server: RedisServer, members: Members) -> None:
-        one, two = await members.pair()
-
-        async def cpu_s() -> float:
-            began = time.thread_time()
-            for name in range(400):
-                one.end(one.send(name % 50))
-                await asyncio.sleep(0.002)
-            return time.thread_time() - began
-
-        for _ in range(3):
-            normal = await cpu_s()
-            caplog.clear()
-            await server.kill()
-            await until(lambda: one.report.state == two.report.state == "cut_off")
-            shares.append(await cpu_s() / normal)
-            assert len(caplog.records) <= 4, caplog.text  # one line per router and change of state
-            await server.start()
-            await until(sharing(one, two))
-            if shares[-1] <= 1.2:
-                break
-
-    with caplog.at_level(logging.INFO):
-        with_redis(scenario)
-    assert min(shares) <= 1.2, shares

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from tests.fakes.fake_replica import (
     DONE_EVENT,
@@ -78,15 +79,24 @@ class Site:
         return router
 
     async def metric(self, router: RouterProcess, name: str, **labels: str) -> float:
+        for sample in await self._samples(router):
+            if sample.name == name and labels.items() <= sample.labels.items():
+                return float(sample.value)
+        raise AssertionError(f"no {name} {labels}")
+
+    async def metrics(self, router: RouterProcess) -> dict[str, list[float]]:
+        """All values of one moment, by name."""
+        values: dict[str, list[float]] = {}
+        for sample in await self._samples(router):
+            values.setdefault(sample.name, []).append(float(sample.value))
+        return values
+
+    async def _samples(self, router: RouterProcess) -> list[Sample]:
         client = await RawClient.connect(router.admin)
         await client.post(b"", "/metrics", method="GET")
         page = (await client.answer()).body.decode()
         client.leave()
-        for family in text_string_to_metric_families(page):
-            for sample in family.samples:
-                if sample.name == name and labels.items() <= sample.labels.items():
-                    return float(sample.value)
-        raise AssertionError(f"no {name} {labels}")
+        return [sample for family in text_string_to_metric_families(page) for sample in family.samples]
 
     async def until_metric(self, router: RouterProcess, name: str, value: float, **labels: str) -> None:
         await until(lambda: self._is(router, name, value, labels))
