@@ -36,7 +36,8 @@ class StateConfig(Section):
 
     kind: Literal["memory", "redis"] = "memory"
     snapshot: str | None = None
-    """``memory``: a file that is written now and then and at the end, and read at the start."""
+    """A file that is written now and then and at the end, and read at the start (``redis``: unless another
+    router tells more)."""
     snapshot_interval_s: PositiveFloat = 30.0
     url: str | None = None
     """``redis``: ``redis://[USER:PASSWORD@]HOST[:PORT][/DB]``, ``rediss://`` for TLS, ``unix:///path``."""
@@ -74,8 +75,9 @@ class StateConfig(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> "StateConfig":
-        of_memory = {"snapshot", "snapshot_interval_s"}
-        belong = of_memory if self.kind == "memory" else set(type(self).model_fields) - of_memory
+        belong = set(type(self).model_fields)
+        if self.kind == "memory":
+            belong = {"snapshot", "snapshot_interval_s"}
         other = sorted(  # a default that is written out, as --check does, asks for nothing
             name
             for name in self.model_fields_set - belong - {"kind"}

@@ -1,4 +1,7 @@
-"""One router alone: nothing is shared. With ``snapshot:`` what was learned survives a restart, in a file."""
+"""One router alone: nothing is shared. With ``snapshot:`` what was learned survives a restart, in a file.
+
+A router that shares keeps such a file, too, for a start without the store.
+"""
 
 import asyncio
 import logging
@@ -38,10 +41,11 @@ class MemoryState:
         self._since = clock()
         self._warmed_from: str | None = None
 
-    async def start(self) -> None:
-        """Read the file, if there is one."""
+    async def start(self, *, read: bool = True) -> None:
+        """Read the file, if there is one and it is wanted; write it from now on."""
         if self._file is not None:
-            await self._read(self._file)
+            if read:
+                await self._read(self._file)
             self._task = asyncio.create_task(self._write_now_and_then(self._file), name="snapshot")
 
     async def stop(self) -> None:

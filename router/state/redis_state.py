@@ -21,6 +21,7 @@ from router.ended_tasks import end_tasks
 from router.routing.fleet import Fleet
 from router.routing.journal import Journal
 from router.state.link_status import LinkState, LinkStatus
+from router.state.memory_state import MemoryState
 from router.state.news_reader import NewsReader
 from router.state.news_writer import NewsWriter
 from router.state.peer_tracker import PeerTracker
@@ -64,10 +65,11 @@ class RedisState:
             heard=self._after_news,
         )
         self._warm_up = WarmUp(config, self.router, fleet, self._tracker, self._writer.ask_for_warmth, clock)
+        self._snapshot = MemoryState(config, fleet, clock=clock)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Connect, in the background; wait a little for what the others know."""
+        """Connect, in the background; wait a little for what the others know, else take what the file has."""
         for name, work in (
             ("state writer", self._writer.run()),
             ("state reader", self._reader.run()),
@@ -79,6 +81,7 @@ class RedisState:
             task.add_done_callback(_log_fault)
             self._tasks.append(task)
         await asyncio.wait([self._tasks[-1]], timeout=WARM_LIMIT_S)
+        await self._snapshot.start(read=self._warm_up.source is None)
         if self._fleet.tenants.part_unknown:
             log.warning(
                 "tenants have limits, and of how many routers this is one is not known: the shared state is "
@@ -91,6 +94,7 @@ class RedisState:
         tasks = list(self._tasks)
         self._tasks.clear()
         await end_tasks(tasks)
+        await self._snapshot.stop()
         if self._status.state is not LinkState.CUT_OFF:
             await self._writer.leave()
         self._fleet.journal = None
@@ -120,7 +124,7 @@ class RedisState:
             dropped_events=self._journal.dropped,
             unknown_replicas=self._fleet.peers.unknown,
             malformed=self._reader.malformed,
-            warmed_from=self._warm_up.source,
+            warmed_from=self._warm_up.source or self._snapshot.report().warmed_from,
         )
 
     def _after_news(self) -> None:

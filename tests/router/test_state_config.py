@@ -23,7 +23,6 @@ def test_memory_is_the_default_and_may_have_a_snapshot() -> None:
         ({"kind": "redis", "url": "http://10.0.0.1"}, "expected redis://"),
         ({"kind": "redis", "url": "redis://10.0.0.1:99999"}, "ort"),
         ({"kind": "redis", "url": "redis://10.0.0.1?ssl=1"}, "the keys of state"),
-        ({"kind": "redis", "url": "redis://h", "snapshot": "x"}, "snapshot: not for kind redis"),
         ({"url": "redis://h"}, "url: not for kind memory"),
         ({"kind": "redis", "url": "redis://:a@h", "password": "b"}, "given twice"),
         ({"kind": "redis", "url": "redis://h", "tls": {"ca": "ca.pem"}}, "rediss://"),

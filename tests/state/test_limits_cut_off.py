@@ -1,6 +1,7 @@
 """Of how many routers one takes itself to be when it cannot hear them: never of fewer than there were."""
 
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -82,3 +83,30 @@ def test_what_a_router_writes_down_tells_how_many_there_were() -> None:
         taken_in(new, "", decode_chunk(encode_chunk(chunk)), 0.0)
     new.tenants.applied(LIMITED)
     assert new.tenants.share == 0.2
+
+
+@needs_redis
+def test_a_router_that_starts_without_redis_has_it_from_its_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the prompts; while others are there it has these from them."""
+    own, others = str(tmp_path / "one"), str(tmp_path / "two")
+
+    async def scenario(server: RedisServer, members: Members) -> None:
+        one = await members.start(snapshot=own)
+        two = await members.start(snapshot=others)
+        await until(lambda: bool(one.report.peers and two.report.peers))
+        one.end(one.send(1))
+        await until(lambda: two.knows(1))
+        await one.state.stop()
+        again = await members.start(snapshot=own)
+        assert again.report.warmed_from == two.report.router
+        await until(lambda: bool(again.report.peers))
+        await again.state.stop()
+        await server.kill()
+        alone = await members.start(snapshot=own)
+        assert alone.report.warmed_from == own and alone.knows(1)
+        alone.fleet.tenants.applied(LIMITED)
+        assert alone.fleet.tenants.share == 0.5
+
+    with_redis(scenario)
