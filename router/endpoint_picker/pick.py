@@ -166,7 +166,7 @@ class Pick:
     def _choose(self) -> None:
         service, settings, prompt, head = self._service, self._settings, self.prompt, self.head
         fleet, now, admission = service.fleet, service.clock(), self.admission
-        refusal = entrance_refusal(service, settings, prompt, self.body, admission, now)
+        refusal = entrance_refusal(service, settings, head, prompt, self.body, admission, now)
         if refusal is not None:
             self.refuse(refusal)
             return

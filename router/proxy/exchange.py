@@ -167,7 +167,7 @@ class Exchange(Asker):
     def _choose(self, now: float) -> None:
         service, admission = self._service, self.admission
         fleet = service.fleet
-        refusal = entrance_refusal(service, self.settings, self.prompt, self.body, admission, now)
+        refusal = entrance_refusal(service, self.settings, self.head, self.prompt, self.body, admission, now)
         if refusal is not None:
             self.refuse(refusal)
             return

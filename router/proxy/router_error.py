@@ -78,6 +78,12 @@ BODY_UNREADABLE = RouterError(
     "body_unreadable",
     "The body is not a JSON object as RFC 8259 has it; what tenants send is read before it is passed on",
 )
+SALT_IN_FORM = RouterError(
+    400,
+    "salt_in_form",
+    "The form sets a field that parts the cache, or cannot be read for that; expected one boundary, plain "
+    "names and none of cache_salt, extra_key, extra_body, nvext, vllm_xargs",
+)
 BODY_HIDDEN = RouterError(
     500,
     "body_hidden",

@@ -6,12 +6,14 @@ that brings salts of its own is written anew, so that no engine can find a secon
 """
 
 import json
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import orjson
 
+from router.proxy.form_fields import content_types, is_form, set_in_form
 from router.proxy.request_head import RequestHead
-from router.proxy.router_error import BODY_UNREADABLE, RouterError
+from router.proxy.router_error import BODY_UNREADABLE, SALT_IN_FORM, RouterError
 from router.proxy.tenancy import Caller
 
 SALT_FIELDS = ("cache_salt", "extra_key")
@@ -56,6 +58,9 @@ def take_in(caller: Caller, head: RequestHead | None, body: bytes) -> TakenIn | 
     if request is None:
         if head is None or not _is_upload(head):
             return BODY_UNREADABLE
+        field = set_in_form(content_types(head), body, _SALTED)
+        if field is not None:
+            return replace(SALT_IN_FORM, param=field or None)
         return caller.model_refusal(None) or TakenIn(body, None)
     model = request.get("model")
     refusal = caller.model_refusal(model if type(model) is str else None)
@@ -107,8 +112,4 @@ def _without_salts(body: bytes) -> bytes:
 
 
 def _is_upload(head: RequestHead) -> bool:
-    if not head.path.startswith(UPLOADS):
-        return False
-    mark = b"content-type:"
-    kinds = [line[len(mark) :].strip().lower() for line in head.kept if line[: len(mark)].lower() == mark]
-    return len(kinds) == 1 and kinds[0].startswith(b"multipart/form-data")
+    return head.path.startswith(UPLOADS) and is_form(content_types(head))

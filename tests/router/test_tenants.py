@@ -161,6 +161,51 @@ def test_a_form_that_is_no_prompt_passes() -> None:
     with_rig(scenario, tenants=tenants())
 
 
+FORM = {"content_type": "multipart/form-data; boundary=B"}
+
+
+def part(disposition: bytes, value: bytes = b"v") -> bytes:
+    return b"--B\r\nContent-Disposition: form-data; %b\r\n\r\n%b\r\n" % (disposition, value)
+
+
+@pytest.mark.parametrize(
+    ("disposition", "says"),
+    [
+        (b'name="cache_salt"', "salt_in_form"),
+        (b"NAME=extra_key", "salt_in_form"),
+        (b'filename="a"; name = "cache_salt"', "salt_in_form"),
+        (b"name*=utf-8''cache_salt", "salt_in_form"),
+        (b'name="vllm_xargs"', "salt_in_form"),
+        (b'name="cache\\_salt"', "salt_in_form"),
+        (b'x="' + b"y" * 9_000 + b'"; name="cache_salt"', "salt_in_form"),
+        (b'name="priority"', "control_field"),
+    ],
+)
+def test_a_form_may_set_no_more_than_json(disposition: bytes, says: str) -> None:
+    async def scenario(rig: Rig) -> None:
+        body = part(b'name="model"', b"m") + part(disposition) + b"--B--"
+        assert code(await rig.ask(body, "/v1/audio/transcriptions", **FORM, **A)) == (400, says)
+        two = {"content_type": "multipart/form-data; boundary=x; boundary=B"}
+        assert code(await rig.ask(body, "/v1/audio/transcriptions", **two, **A)) == (400, "salt_in_form")
+        assert not rig.replica.requests
+        whole = part(b'name="file"; filename="priority"', bytes(range(256)) * 99) + b"--B--"
+        assert (await rig.ask(whole, "/v1/audio/transcriptions", **FORM, **A)).status == 200
+        assert rig.replica.requests[0].body == whole
+
+    with_rig(scenario, tenants=tenants())
+
+
+def test_without_tenants_a_form_may_set_a_salt_but_steers_no_engine() -> None:
+    async def scenario(rig: Rig) -> None:
+        path = "/v1/audio/transcriptions"
+        assert (await rig.ask(part(b'name="cache_salt"') + b"--B--", path, **FORM)).status == 200
+        steered = part(b'name="kv_transfer_params"') + b"--B--"
+        assert code(await rig.ask(steered, path, **FORM)) == (400, "control_field")
+        assert (await rig.ask(part(b'name="priority"') + b"--B--", path, **FORM)).status == 200
+
+    with_rig(scenario, client_control_fields=["priority"])
+
+
 @pytest.mark.parametrize("body", [b'{"messages":[ ],"x":1.50e0,"y":12345678901234567890123}\r\n', b"{ }"])
 def test_every_other_byte_of_a_request_stays(body: bytes) -> None:
     async def scenario(rig: Rig) -> None:
