@@ -18,7 +18,7 @@ from sim.command_arguments import (
 from sim.first_model import Unreachable, first_model
 from sim.progress_view import ProgressView
 from sim.replay import Replay, ReplaySettings, prompt_scale, replay
-from sim.results_table import client_warning, results_table, table_console
+from sim.results_table import above_ideal, client_warning, results_table, table_console
 from sim.trace_remarks import tell_remarks
 from sim.workload.sources import open_text_or_trace
 from sim.workload.trace import Trace, TraceError
@@ -152,6 +152,11 @@ def _print_table(args: argparse.Namespace, trace: Trace, settings: ReplaySetting
             else ""
         ),
     ]
+    if above_ideal(result):
+        lines.append(
+            "more than that was cached: replicas count what the chat template repeats and what another run "
+            "left, too; no share of the ideal is shown"
+        )
     scale = prompt_scale(trace, settings.max_prompt_tokens)
     if scale < 1.0:
         lines.append(f"prompts shortened to {scale:.2%} of their length")

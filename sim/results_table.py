@@ -12,6 +12,8 @@ from sim.results import CLIENT_LIMIT, LATE_LIMIT_S, Result
 
 PLAIN_WIDTH = 132
 """Columns of output that is no terminal: wide enough for the whole table."""
+ROUNDING = 0.0005
+"""Shares are shown with three digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,13 @@ def table_console() -> Console:
     return console if console.is_terminal else Console(width=PLAIN_WIDTH, highlight=False)
 
 
+def above_ideal(result: Result) -> bool:
+    """Servers told of more cached tokens than the trace itself shares: the ideal bounds them no more."""
+    shares = result.cached_share, result.ideal_cached_share
+    return shares[0] is not None and shares[1] is not None and shares[0] > shares[1] + ROUNDING
+
+
 def _of_ideal(result: Result) -> float | None:
-    if result.cached_share is None or not result.ideal_cached_share:
+    if result.cached_share is None or not result.ideal_cached_share or above_ideal(result):
         return None
     return result.cached_share / result.ideal_cached_share

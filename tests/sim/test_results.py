@@ -1,9 +1,13 @@
 """From outcomes to figures."""
 
+from io import StringIO
+
 import pytest
+from rich.console import Console
 
 from sim.outcome import Outcome
 from sim.results import Result, Slo, summarize
+from sim.results_table import above_ideal, results_table
 
 
 def outcome(
@@ -80,6 +84,16 @@ def test_the_warm_up_is_a_share_of_the_sending_time() -> None:
 def test_percentiles_are_values_that_occurred() -> None:
     made = result([outcome(ttft_s=second / 100, e2e_s=9.0) for second in range(250)])
     assert (made.ttft_s.p50, made.ttft_s.p90, made.ttft_s.p99) == (1.25, 2.25, 2.47)
+
+
+@pytest.mark.parametrize(("cached", "shown"), [(250, "0.500"), (500, "1.000"), (640, "-")])
+def test_a_share_of_the_ideal_is_none_where_more_was_cached(cached: int, shown: str) -> None:
+    console = Console(width=300, file=StringIO(), force_terminal=False)
+    made = result([outcome(cached=cached)])
+    console.print(results_table([made], console))
+    assert isinstance(console.file, StringIO)
+    row = console.file.getvalue().splitlines()[-2].split()
+    assert row[9] == shown and above_ideal(made) is (shown == "-")
 
 
 def test_nothing_measured_gives_nulls_and_no_crash() -> None:
