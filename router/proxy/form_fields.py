@@ -60,7 +60,7 @@ def set_in_form(kinds: list[bytes], body: bytes, names: Collection[str]) -> str 
         if end - start > PART_HEAD_BYTES:
             return ""
         for star, quoted, bare in _NAME.findall(body[start:end]):
-            name = (quoted or bare).replace(b"\\", b"").strip(b'" ').decode("latin-1")
+            name: str = (quoted or bare).replace(b"\\", b"").strip(b'" ').decode("latin-1")
             if star:
                 return ""
             if name in names:
