@@ -50,10 +50,7 @@ def stream(channel: grpc.aio.Channel) -> Any:
 
 
 async def ended(call: Any) -> None:
-    """Wait until gRPC has told all there is of a stream.
-
-    What it tells later goes to a loop that is closed by then, and is an error in whatever loop runs then.
-    """
+    """The picker ends the stream, and well."""
     assert await call.read() is grpc.aio.EOF
     assert await call.code() is grpc.StatusCode.OK
 
@@ -135,7 +132,7 @@ def test_a_broken_client_leaves_nothing_behind() -> None:
             cancelled.cancel()
             await until(lambda: rig.router.counters.in_flight == 1)
             await closed.done_writing()
-            await ended(closed)  # and with it what gRPC had to tell of the other, which it told before
+            await ended(closed)
             await until(rig.at_rest)
         assert rig.router.counters.requests == {("r0", 499): 2}
 

@@ -164,7 +164,12 @@ async def _run(
     make_path: MakeRequestPath,
 ) -> None:
     errors: list[str] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(repr(context)))
+
+    def failed(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not _is_grpc_word_for_a_closed_loop(context):
+            errors.append(repr(context))
+
+    asyncio.get_running_loop().set_exception_handler(failed)
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: errors.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("warmroute").addHandler(handler)
@@ -186,6 +191,20 @@ async def _run(
             await fake.stop()
         logging.getLogger("warmroute").removeHandler(handler)
     assert not errors, errors
+
+
+def _is_grpc_word_for_a_closed_loop(context: dict[str, Any]) -> bool:
+    """gRPC has one queue of completions for all loops of a process, read by the one that runs.
+
+    A stream's last one (that the peer has closed it) is awaited by nobody, and may come when the loop of the
+    test that made it is closed. It says nothing of the loop that reads it, which is open, and loses nothing.
+    """
+    error = context.get("exception")
+    return (
+        isinstance(error, RuntimeError)
+        and str(error) == "Event loop is closed"
+        and "PollerCompletionQueue._handle_events" in context["message"]
+    )
 
 
 def sse_events(body: bytes) -> list[Any]:
