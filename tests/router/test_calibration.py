@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
+from router.proxy.explanation import ENOUGH_SEEN, cost_fit
 from router.routing.calibration import DEFAULT_DECODE, DEFAULT_PREFILL, FleetSpeed, ReplicaCost
 from router.routing.cost_shape import MOST_PART, CostShape
 
@@ -52,6 +53,14 @@ def test_attention_is_learned_beside_the_speed() -> None:
         assert off(cost, truth, new, position) == pytest.approx(1.0, abs=0.2)
     assert 14_000 < cost.fit.attention_tokens < 26_000
     assert cost.fit.prefill_error < 0.2
+
+
+def test_nothing_is_said_of_errors_before_there_is_enough_to_say() -> None:
+    cost = ReplicaCost(FleetSpeed())
+    show(cost, STEEP, ENOUGH_SEEN - 1, random.Random(5))
+    assert cost_fit(cost)["prefill_error"] is None and cost_fit(cost)["step_error"] is None
+    show(cost, STEEP, 1, random.Random(6))
+    assert cost_fit(cost)["prefill_error"] == pytest.approx(cost.fit.prefill_error, abs=1e-4)
 
 
 def test_a_shape_that_is_right_stays() -> None:
