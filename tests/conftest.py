@@ -1,8 +1,12 @@
-"""The suite tests the sources that are here, not an older compiled form of them."""
+"""The suite tests the sources that are here, not an older compiled form of them, and times nothing."""
 
 import pytest
+from hypothesis import settings
 
 from router.compiled import stale_modules
+
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def pytest_configure(config: pytest.Config) -> None:

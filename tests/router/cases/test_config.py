@@ -137,7 +137,12 @@ def test_B045_check_fails_with_2_or_shows_every_value_with_secrets_masked(tmp_pa
     right = check("api_key: sk-canary\nreplicas: [{url: 'http://h:1'}]\nhold: {max_requests: 5}\n")
     assert right.returncode == 0
     shown = yaml.safe_load(right.stdout)
-    assert shown["hold"] == {"enabled": True, "max_wait_s": 120.0, "max_requests": 5}
+    assert shown["hold"] == {
+        "enabled": True,
+        "max_wait_s": 120.0,
+        "max_requests": 5,
+        "guard_caches": False,
+    }
     assert shown["api_key"] == "**********" and "sk-canary" not in right.stdout
 
 
