@@ -239,6 +239,7 @@ class _Sender:
             tokens_per_event=sum(answer.output_tokens or 0 for answer in counted) / events
             if events
             else None,
+            clumped_share=sum(answer.clumped_events for answer in counted) / events if events else None,
         )
         without_usage = sum(
             1 for sent in self._answers if sent and sent[2].error is None and sent[2].output_tokens is None

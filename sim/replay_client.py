@@ -1,8 +1,10 @@
 """One streamed request to a running router, from the first byte sent to the last one read."""
 
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import aiohttp
@@ -12,6 +14,9 @@ from sim.connection_trouble import connection_trouble
 from sim.sse import EventStream
 
 DETAIL_CHARACTERS = 300
+CLUMPED_NS = 5_000_000
+"""Events sent so far apart are not sent at once."""
+_SENT = re.compile(rb'"sent_ns":\s*"?(\d+)')
 CONTENT_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls", "function_call")
 """Of a delta. vLLM calls reasoning either way, by its version."""
 
@@ -30,6 +35,8 @@ class Answer:
     text: str = ""
     content_events: int = 0
     """An event may carry several tokens."""
+    clumped_events: int = 0
+    """Of these, how many came in one piece with the one before, though sent later where stamps tell."""
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
@@ -101,15 +108,34 @@ async def _read(
 ) -> None:
     events = EventStream()
     async for received in response.content.iter_any():
-        for data in events.feed(received):
+        pieces = list(events.feed(received))
+        seen = answer.content_events
+        for data in pieces:
             if data == b"[DONE]":
                 if answer.ttft_s is None:  # an answer without text: its end is all there is to see
                     content_came()
-                return
+                break
             _take(data, answer, content_came, on_event)
             if answer.error is not None:
                 return
+        answer.clumped_events += clumped(pieces, answer.content_events - seen)
+        if b"[DONE]" in pieces:
+            return
     answer.error = "truncated: the stream ended without [DONE]"
+
+
+def clumped(pieces: Sequence[bytes], content_events: int) -> int:
+    """Of the ``content_events`` events with content in one read, how many were collected on the way.
+
+    All after the first; where the replica stamps each with ``sent_ns``, those that it sent later.
+
+    >>> clumped([b'{"sent_ns":"5000000"}', b'{"sent_ns":"5100000"}', b'{"sent_ns":"25000000"}'], 3)
+    1
+    """
+    sent = [int(stamp[1]) for data in pieces if (stamp := _SENT.search(data))]
+    if len(sent) == content_events:
+        return sum(after - before >= CLUMPED_NS for before, after in pairwise(sent))
+    return max(0, content_events - 1)
 
 
 def _take(

@@ -18,6 +18,7 @@ from sim.command_arguments import (
 from sim.first_model import Unreachable, first_model
 from sim.progress_view import ProgressView
 from sim.replay import Replay, ReplaySettings, prompt_scale, replay
+from sim.results import CLUMPED_LIMIT
 from sim.results_table import above_ideal, client_warning, results_table, table_console
 from sim.trace_remarks import tell_remarks
 from sim.workload.sources import open_text_or_trace
@@ -176,6 +177,12 @@ def _print_table(args: argparse.Namespace, trace: Trace, settings: ReplaySetting
     )
     if result.tokens_per_event is not None:
         console.print(f"{result.tokens_per_event:.2f} tokens came in an event.")
+    if (result.clumped_share or 0.0) > CLUMPED_LIMIT:
+        console.print(
+            f"CLUMPED: {result.clumped_share:.0%} of events came in one piece with the one before: something "
+            "on the way collects them, or the replica sends them so. Times per token are the buffer's",
+            soft_wrap=True,
+        )
     if warning := client_warning([result]):
         console.print(warning, soft_wrap=True)
     for kind, count in result.error_kinds:

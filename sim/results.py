@@ -19,6 +19,8 @@ from sim.outcome import Outcome
 DECODE_BUFFER_S = 1.0
 CLIENT_LIMIT = 0.7
 """Share of its own ceiling, one core, above which a load generator may be what is measured."""
+CLUMPED_LIMIT = 0.1
+"""Share of events above which times between tokens say more about a buffer than about replicas."""
 LATE_LIMIT_S = 0.1
 """Or that sends so late (p99): it may be starved by what else runs on its machine."""
 
@@ -77,6 +79,8 @@ class Result:
     time for each of these."""
     tokens_per_event: float | None = None
     """Replay only: reply tokens that came in one event."""
+    clumped_share: float | None = None
+    """Replay only: events that came in one piece with the one before (see ``replay_client.clumped``)."""
     error_kinds: tuple[tuple[str, int], ...] = ()
     """The errors by text, most frequent first."""
 
@@ -113,6 +117,9 @@ class Result:
             made["client_ceiling_per_s"] = round(self.client_ceiling_per_s, 1)
         if self.tokens_per_event is not None:
             made["tokens_per_event"] = round(self.tokens_per_event, 3)
+        if self.clumped_share is not None:
+            made["clumped_share"] = round(self.clumped_share, 4)
+            made["clumped"] = self.clumped_share > CLUMPED_LIMIT
         if self.error_kinds:
             made["error_kinds"] = dict(self.error_kinds)
         return made

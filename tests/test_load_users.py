@@ -149,6 +149,7 @@ def test_B115_whole_answers_are_counted_token_by_token() -> None:
     answers = entries["answer"]
     assert answers["num_requests"] >= USERS
     assert answers["num_failures"] == 0
+    assert "CLUMPED" not in output
     assert entries["inter-token"]["num_requests"] == answers["num_requests"]
     # At the end locust may kill a user between its first token and its last.
     assert 0 <= entries["TTFT"]["num_requests"] - answers["num_requests"] <= USERS
@@ -184,8 +185,8 @@ def quick(server: _Server) -> None:
     """A whole answer at once, in one piece, half of whose prompt was cached."""
     usage = {"prompt_tokens": 100, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 50}}
     role = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
-    said = {"choices": [{"delta": {"content": "fine"}}]}
-    events = [json.dumps(one) for one in (role, said, {"choices": [], "usage": usage})]
+    said = [{"choices": [{"delta": {"content": part}}]} for part in ("fi", "ne")]
+    events = [json.dumps(one) for one in (role, *said, {"choices": [], "usage": usage})]
     data = "".join(f"data: {one}\n\n" for one in (*events, "[DONE]")).encode()
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     server.wfile.write(head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(data), data))
@@ -198,6 +199,7 @@ def test_B029_every_run_has_an_id_in_its_prompts_and_tells_its_hit_share() -> No
         with _serving(quick, bodies=bodies) as url:
             code, _, output = _locust(url, seconds=1, **run)
         assert code == 0 and "50.0%" in output and "seed 1" in output
+        assert "CLUMPED: 50% of events" in output  # B131: the second of two, in one piece with the first
         systems = {body["messages"][0]["content"].split("]")[0] for body in bodies}
         assert len(systems) == 1, "one run, one id"
         said.append(systems.pop())

@@ -18,6 +18,7 @@ from typing import Any
 from locust import User, between, constant, events, task
 
 from sim.demo.personas import PERSONAS
+from sim.results import CLUMPED_LIMIT
 from tests.load import shapes
 from tests.load.stream_client import Message, StreamClient, Usage
 
@@ -183,6 +184,12 @@ def tell_the_run(environment: Any, **_: Any) -> None:
         f"({share:.1%}); the client used {cpu_s / wall_s:.0%} of its core",
         file=sys.stderr,
     )
+    if Usage.clumped > CLUMPED_LIMIT * Usage.events:
+        print(
+            f"load: CLUMPED: {Usage.clumped / Usage.events:.0%} of events came at once with the one before: "
+            "something on the way collects them, or the replica sends them so. inter-token is the buffer's",
+            file=sys.stderr,
+        )
     if cpu_s > CLIENT_LIMIT * wall_s:
         print(
             f"load: MARKED: over {CLIENT_LIMIT:.0%}: these times may be the client's own. Fewer users, or "

@@ -17,6 +17,8 @@ from locust import events
 MODEL = os.environ.get("LOAD_MODEL", "tiny")
 MAX_TOKENS = int(os.environ.get("LOAD_MAX_TOKENS", "16"))
 TIMEOUT_S = 30.0
+CLUMPED_S = 0.001
+"""No decode step is so short: what comes so soon after another was collected on the way, or sent so."""
 
 Message = dict[str, Any]
 
@@ -30,6 +32,10 @@ class Usage:
 
     prompt = 0
     cached = 0
+    events = 0
+    """With content."""
+    clumped = 0
+    """Of these, how many came within ``CLUMPED_S`` of the one before."""
 
 
 class StreamClient:
@@ -78,7 +84,9 @@ class StreamClient:
             usage = event.get("usage") or usage
             content = "".join(choice["delta"].get("content") or "" for choice in event.get("choices", ()))
             if content:
-                last = time.perf_counter()
+                before, last = last, time.perf_counter()
+                Usage.events += 1
+                Usage.clumped += bool(pieces) and last - before < CLUMPED_S
                 if not pieces:
                     first = last
                     self._report("TTFT", began, until=first)

@@ -13,7 +13,7 @@ Body = dict[str, Any]
 
 
 class FakeOpenAI:
-    """Streams ``max_tokens`` tokens, two in an event; ``fault`` may answer otherwise.
+    """Streams ``max_tokens`` tokens, ``tokens_per_event`` (2) in each; ``fault`` may answer otherwise.
 
     ``received`` has every request's body with the times it came and was answered.
     """
@@ -30,6 +30,7 @@ class FakeOpenAI:
         """Answer nobody until so many requests are there at once."""
         self.fault: Callable[[int, Body], str | None] = lambda number, body: None
         self.content_after_s = 0.0
+        self.tokens_per_event = 2
         self.tells_usage = True
         self.cached_share: Callable[[Body], float] = lambda body: 0.5
         """Of the prompt, as ``usage`` tells it."""
@@ -89,8 +90,8 @@ class FakeOpenAI:
             await asyncio.sleep(self.content_after_s)
         left = body["max_tokens"]
         while left > 0:
-            await event({"choices": [{"index": 0, "delta": {"content": " tok" * min(2, left)}}]})
-            left -= 2
+            await event({"choices": [{"index": 0, "delta": {"content": " tok" * min(self.tokens_per_event, left)}}]})
+            left -= self.tokens_per_event
             if fault == "truncated":
                 return response
             if fault == "broken":

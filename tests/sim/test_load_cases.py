@@ -5,7 +5,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,9 @@ import pytest
 from sim.bench.load import streams
 from sim.bench.mock_replica import TICK_S, MockReplica
 from sim.bench.prompts import chat_body
-from sim.demo.processes import free_ports
+from sim.bench.routers import Router, find_rivals, ours
+from sim.bench.started_router import start_router
+from sim.demo.processes import ChildProcesses, free_ports
 from sim.replay import ReplaySettings, replay
 from sim.results import Result
 from sim.results_table import client_warning
@@ -200,14 +202,16 @@ def test_B087_ids_that_differ_in_any_of_64_bits_are_different_prompts(
     }
 
 
-def test_B115_tokens_come_from_usage_and_the_first_content_is_the_first_token() -> None:
-    server = FakeOpenAI()  # an event that only names the role, then two tokens in each
+@pytest.mark.parametrize("tokens_per_event", [1, 2, 8])
+def test_B115_tokens_come_from_usage_and_the_first_content_is_the_first_token(tokens_per_event: int) -> None:
+    server = FakeOpenAI()  # an event that only names the role comes first, usage last
+    server.tokens_per_event = tokens_per_event
     server.content_after_s = 0.15
-    done = run(server, short(6, output_tokens=8)).result
-    assert done.tokens_per_event == 2.0
+    done = run(server, short(6, output_tokens=16)).result
+    assert done.tokens_per_event == done.json_object()["tokens_per_event"] == tokens_per_event
     assert done.ttft_s.p50 is not None and done.ttft_s.p50 >= 0.15
     assert done.tpot_ms.mean is not None and done.e2e_s.mean is not None and done.ttft_s.mean is not None
-    assert done.tpot_ms.mean == pytest.approx((done.e2e_s.mean - done.ttft_s.mean) / 7 * 1e3)
+    assert done.tpot_ms.mean == pytest.approx((done.e2e_s.mean - done.ttft_s.mean) / 15 * 1e3)
 
 
 @pytest.mark.parametrize("speed", [1.0, 10.0])
@@ -264,3 +268,45 @@ def test_B131_a_proxy_that_collects_events_is_seen_by_the_replicas_stamps() -> N
         assert clumped.delay_p99_ms > 2 * through.delay_p99_ms
 
     asyncio.run(scenario())
+
+
+def _collecting(nginx: Router) -> Router:
+    """``nginx`` that buffers and compresses streams: they come in one piece."""
+
+    def command(program: str, port: int, replicas: Sequence[str], folder: Path) -> list[str]:
+        line = nginx.command(program, port, replicas, folder)
+        config = folder / "nginx.conf"
+        compress = "access_log off; gzip on; gzip_types text/event-stream; gzip_min_length 0;"
+        text = config.read_text().replace("access_log off;", compress)
+        config.write_text(text.replace("proxy_buffering off", "proxy_buffering on"))
+        return line
+
+    return Router("nginx that collects", nginx.program, command)
+
+
+def test_B131_replay_flags_a_proxy_that_collects_and_not_the_router(tmp_path: Path) -> None:
+    """A replica with a cadence of 20 ms: directly, through this router, and through nginx that passes on or
+    collects, where nginx is installed."""
+    nginx = [one for one in find_rivals(None)[0] if one.name.startswith("nginx")]
+    routers = [ours(), *nginx, *map(_collecting, nginx)]
+
+    async def scenario() -> list[Result]:
+        async with _null_server() as url:
+            with ChildProcesses(tmp_path) as children:
+                urls = [url]
+                for number, router in enumerate(routers):
+                    (folder := tmp_path / str(number)).mkdir()
+                    started = await start_router(router, [url], children, folder)
+                    urls.append(f"http://127.0.0.1:{started.port}")
+                trace = short(8, gap_ms=7.0, output_tokens=15)
+                settings = [ReplaySettings(url=one, model="mock", salt="s", warmup_share=0.0) for one in urls]
+                return [(await replay(trace, one)).result for one in settings]
+
+    results = asyncio.run(scenario())
+    assert not any(one.errors for one in results)
+    direct, passing, collecting = results[0], results[1 : 2 + len(nginx)], results[2 + len(nginx) :]
+    assert not any(one.json_object()["clumped"] for one in (direct, *passing))
+    for one in collecting:
+        assert one.json_object()["clumped"] and (one.clumped_share or 0.0) > 0.5
+        assert (one.tpot_ms.mean or 0.0) < (direct.tpot_ms.mean or 0.0) / 2, "this looks better"
+        assert (one.ttft_s.p50 or 0.0) > 4 * (direct.ttft_s.p50 or 0.0), "and is not"
