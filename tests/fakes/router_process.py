@@ -62,11 +62,13 @@ class RouterProcess:
 
 @asynccontextmanager
 async def router_process(
-    folder: Path, replicas: Sequence[FakeReplica], *, command: str = "serve", **keys: Any
+    folder: Path, replicas: Sequence[FakeReplica | str], *, command: str = "serve", **keys: Any
 ) -> AsyncIterator[RouterProcess]:
-    """Start a router from a file in ``folder``; killed at the end if it still runs."""
+    """Start a router from a file in ``folder``, before ``replicas`` or URLs; killed at the end if it still
+    runs."""
     config = folder / "router.yaml"
-    named = [{"url": replica.url, "name": f"r{index}"} for index, replica in enumerate(replicas)]
+    urls = [replica if isinstance(replica, str) else replica.url for replica in replicas]
+    named = [{"url": url, "name": f"r{index}"} for index, url in enumerate(urls)]
     addresses = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"}
     config.write_text(yaml.safe_dump(addresses | {"replicas": named} | keys))
     process = await asyncio.create_subprocess_exec(

@@ -43,6 +43,7 @@ class FakeOpenAI:
         app = web.Application(client_max_size=16 << 20)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._health)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -52,6 +53,9 @@ class FakeOpenAI:
             yield f"http://{host}:{port}"
         finally:
             await runner.cleanup()
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
 
     async def _models(self, request: web.Request) -> web.Response:
         self.keys.add(request.headers.get("authorization"))
@@ -90,7 +94,8 @@ class FakeOpenAI:
             await asyncio.sleep(self.content_after_s)
         left = body["max_tokens"]
         while left > 0:
-            await event({"choices": [{"index": 0, "delta": {"content": " tok" * min(self.tokens_per_event, left)}}]})
+            text = " tok" * min(self.tokens_per_event, left)
+            await event({"choices": [{"index": 0, "delta": {"content": text}}]})
             left -= self.tokens_per_event
             if fault == "truncated":
                 return response

@@ -3,10 +3,11 @@
 import asyncio
 import json
 import re
+import secrets
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from sim.results_table import client_warning
 from sim.workload.prompt_text import PromptText
 from sim.workload.trace import Trace
 from sim.workload.trace_file import read_trace
+from tests.fakes.router_process import RouterProcess, router_process
 from tests.sim.fake_openai import Body, FakeOpenAI
 from tests.sim.test_replay import command, run, short
 from tests.sim.traces import timed
@@ -81,6 +83,44 @@ def test_B029_a_second_run_is_not_answered_from_the_first_ones_cache(
     assert second["cached_share"] == pytest.approx(first["cached_share"], rel=0.03)
     again = told("--salt", first["salt"])  # who wants the first run's cache must ask for it
     assert again["cached_share"] > 0.6
+
+
+async def ready(router: RouterProcess) -> None:
+    """Wait until it has a replica to send to."""
+    async with asyncio.timeout(20.0):
+        while (await router.get("/readiness")).status != 200:  # noqa: ASYNC110 - only it knows
+            await asyncio.sleep(0.02)
+
+
+def test_B029_the_order_of_two_policies_changes_nothing(tmp_path: Path) -> None:
+    """Round robin then prefix-aware, and the other way round, on the same replicas with the same seed."""
+
+    async def measured(order: Sequence[str], folder: Path) -> dict[str, Result]:
+        async with AsyncExitStack() as stack:
+            urls = [await stack.enter_async_context(CachingServer().running()) for _ in range(2)]
+            done: dict[str, Result] = {}
+            for policy in order:
+                (own := folder / policy).mkdir()
+                async with router_process(own, urls, policy={"kind": policy}) as router:
+                    await ready(router)
+                    settings = ReplaySettings(
+                        url=f"http://{router.address}", model="fake-model", salt=secrets.token_hex(4)
+                    )
+                    trace = timed([(12.0 * k, 700, 1, (k % 9,)) for k in range(81)])
+                    done[policy] = (await replay(trace, replace(settings, warmup_share=0.0))).result
+            return done
+
+    kinds = ("round_robin", "predicted_finish")
+    first, second = [
+        asyncio.run(measured(order, folder))
+        for order, folder in ((kinds, tmp_path / "a"), (kinds[::-1], tmp_path / "b"))
+        if folder.mkdir() is None
+    ]
+    for kind in kinds:
+        one, other = first[kind], second[kind]
+        assert one.errors == other.errors == 0 and one.cached_share is not None
+        assert other.cached_share == pytest.approx(one.cached_share, rel=0.03)
+    assert (first[kinds[1]].cached_share or 0.0) > (first[kinds[0]].cached_share or 0.0)
 
 
 @asynccontextmanager
