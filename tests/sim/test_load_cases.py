@@ -111,11 +111,13 @@ def test_B029_the_order_of_two_policies_changes_nothing(tmp_path: Path) -> None:
             return done
 
     kinds = ("round_robin", "predicted_finish")
-    first, second = [
-        asyncio.run(measured(order, folder))
-        for order, folder in ((kinds, tmp_path / "a"), (kinds[::-1], tmp_path / "b"))
-        if folder.mkdir() is None
-    ]
+
+    async def both() -> tuple[dict[str, Result], dict[str, Result]]:
+        (one := tmp_path / "one").mkdir()
+        (other := tmp_path / "other").mkdir()
+        return await asyncio.gather(measured(kinds, one), measured(kinds[::-1], other))
+
+    first, second = asyncio.run(both())
     for kind in kinds:
         one, other = first[kind], second[kind]
         assert one.errors == other.errors == 0 and one.cached_share is not None
