@@ -1,4 +1,8 @@
-"""A frozen Redis, and one that is back, keep no request from its turn: 5 ms at most, of processor time."""
+"""A frozen Redis, and one that is back, keep no request from its turn.
+
+How long turns take is measured by ``python -m tests.state.run_frozen_redis`` (goal: 5 ms). Here a turn may
+be ten times that, so that a busy machine is not taken for a fault: whatever waits for Redis takes longer.
+"""
 
 import asyncio
 import time
@@ -9,12 +13,12 @@ from tests.state.members import Members, until, with_redis
 
 pytestmark = needs_redis
 
-LIMIT_MS = 5.0
+LIMIT_MS = 50.0
 TRIES = 3
 """A machine that is busy with other things can make one turn look long; a fault of ours makes all of them."""
 
 
-def test_no_turn_takes_longer_than_5_ms_while_redis_is_frozen_and_when_it_is_back() -> None:
+def test_no_turn_waits_for_a_redis_that_is_frozen_or_back() -> None:
     longest: list[float] = []
 
     async def scenario(server: RedisServer, members: Members) -> None:
