@@ -127,10 +127,16 @@ class Prober:
                     await doubted.wait()
             doubted.clear()
 
+    def _check_watched(self, replica: ReplicaState) -> None:
+        """Raise ``CancelledError`` if the replica was let go of meanwhile: a request can swallow that."""
+        if replica not in self._accesses:
+            raise asyncio.CancelledError
+
     def _get(
         self, session: aiohttp.ClientSession, replica: ReplicaState, path: str
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """As requests are sent there; redirects are not followed: its key is for the replica alone."""
+        self._check_watched(replica)
         access = self._accesses[replica]
         return session.get(
             access.url + path,
@@ -152,14 +158,18 @@ class Prober:
                 status = answer.status
                 await answer.read()
         except aiohttp.ClientConnectorError as error:
+            self._check_watched(replica)
             self._fleet.probe_failed(replica.index, self._clock(), refused=True)
             return f"{asked}: no connection ({error.os_error.strerror or type(error).__name__})"
         except TimeoutError:
+            self._check_watched(replica)
             self._fleet.probe_failed(replica.index, self._clock(), asked_at=asked_at)
             return f"{asked}: no answer within health.timeout_s"
         except (aiohttp.ClientError, OSError, ValueError) as error:
+            self._check_watched(replica)
             self._fleet.probe_failed(replica.index, self._clock())
             return f"{asked}: {type(error).__name__}"
+        self._check_watched(replica)
         # 404 and 405: alive, but an OpenAI server without that path.
         if 200 <= status < 300 or status in (404, 405):
             self._fleet.probe_succeeded(replica.index, self._clock())
@@ -169,12 +179,14 @@ class Prober:
 
     async def _ask_models(self, reader: EngineReader, replica: ReplicaState) -> None:
         models = await reader.models()
+        self._check_watched(replica)
         if models and not replica.spec.model:
             self._fleet.models_reported(replica.index, models)
 
     async def _ask_load(self, reader: EngineReader, replica: ReplicaState, *, again: bool) -> None:
         before = reader.engine
         report = await reader.load(again=again)
+        self._check_watched(replica)
         if report is not None:
             self._fleet.load_reported(replica.index, report, self._clock())
             self._warn_of_salts(replica, report)
