@@ -81,28 +81,28 @@ class Decision:
 
     def because(self, reason: Reason) -> "Decision":
         """The same decision for another ``reason``."""
-        return Decision(
-            self.replica,
-            reason,
-            self.matched_tokens,
-            self.wait_s,
-            self.prefill_s,
-            self.saved_s,
-            self.spill_saved_s,
-            self.extra_wait_s,
-            self.route,
-        )
+        return self._like(reason, self.matched_tokens, self.prefill_s, self.route)
 
     def routed(
         self, route: KvRoute, *, matched_tokens: int | None = None, prefill_s: float | None = None
     ) -> "Decision":
         """The same decision with its KV coming by ``route``, and what that changes."""
-        return Decision(
-            self.replica,
+        return self._like(
             self.reason,
             self.matched_tokens if matched_tokens is None else matched_tokens,
-            self.wait_s,
             self.prefill_s if prefill_s is None else prefill_s,
+            route,
+        )
+
+    def _like(
+        self, reason: Reason, matched_tokens: int, prefill_s: float, route: KvRoute | None
+    ) -> "Decision":
+        return Decision(
+            self.replica,
+            reason,
+            matched_tokens,
+            self.wait_s,
+            prefill_s,
             self.saved_s,
             self.spill_saved_s,
             self.extra_wait_s,
