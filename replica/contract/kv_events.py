@@ -30,7 +30,8 @@ class BlocksStored:
     medium: str | None = DEVICE_MEDIUM
     extra_keys: tuple[ExtraKeys | None, ...] | None = None
     """Per block, or None when no block has any."""
-    group: int | None = None
+    group: int | None = 0
+    """Of layers that share block tables, as vLLM counts them; None: the engine does not say."""
 
     @property
     def salt(self) -> str | None:
@@ -52,7 +53,7 @@ class BlocksRemoved:
 
     block_hashes: tuple[BlockHash, ...]
     medium: str | None = DEVICE_MEDIUM
-    group: int | None = None
+    group: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)

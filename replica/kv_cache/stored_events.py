@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence as Row
 
-from replica.contract.kv_events import BlockHash, BlocksStored
+from replica.contract.kv_events import BlockHash, BlocksStored, ExtraKeys
 from replica.sequence import Sequence
 
 
@@ -32,14 +32,26 @@ def stored_events(
 def _stored(
     sequence: Sequence, hashes: Row[BlockHash], first: int, stop: int, block_size: int
 ) -> BlocksStored:
-    extra = None
-    if first == 0 and sequence.salt is not None:
-        extra = ((sequence.salt,), *[None] * (stop - 1))
     return BlocksStored(
         block_hashes=tuple(hashes[first:stop]),
         parent_hash=hashes[first - 1] if first else None,
         token_ids=tuple(sequence.token_ids[first * block_size : stop * block_size]),
         block_size=block_size,
         adapter=sequence.adapter,
-        extra_keys=extra,
+        extra_keys=_extra_keys(sequence, first, stop - first),
     )
+
+
+def _extra_keys(sequence: Sequence, first: int, blocks: int) -> tuple[ExtraKeys | None, ...] | None:
+    """As vLLM tells them: the adapter's name with every block, the salt after it with a prompt's first.
+
+    >>> sequence = Sequence("a", range(8), max_tokens=1, salt="s", adapter="lora")
+    >>> _extra_keys(sequence, 0, 2), _extra_keys(sequence, 2, 1)
+    ((('lora', 's'), ('lora',)), (('lora',),))
+    """
+    each: ExtraKeys | None = None if sequence.adapter is None else (sequence.adapter,)
+    salted = first == 0 and sequence.salt is not None
+    if each is None and not salted:
+        return None
+    head = (*(each or ()), sequence.salt) if salted else each
+    return (head, *[each] * (blocks - 1))

@@ -18,9 +18,13 @@ from tests.contract.vllm_readers import ArrayBatch, MapBatch
 RECORDED = Path(__file__).parent / "data" / "vllm_kv_events.jsonl"
 
 
-def recorded() -> dict[int, EventBatch]:
+def recorded_payloads() -> dict[int, bytes]:
     rows = map(json.loads, RECORDED.read_text().splitlines())
-    return {row["seq"]: decode(bytes.fromhex(row["payload_hex"])) for row in rows}
+    return {row["seq"]: bytes.fromhex(row["payload_hex"]) for row in rows}
+
+
+def recorded() -> dict[int, EventBatch]:
+    return {number: decode(payload) for number, payload in recorded_payloads().items()}
 
 
 def test_a_recorded_vllm_prompt_is_one_stored_event():
@@ -65,6 +69,28 @@ def test_a_vllm_consumer_reads_ours(form, reader):
     assert removed.block_hashes == [hash_number(DIGESTS[0])] and removed.medium == "GPU"
 
 
+def test_ours_have_the_fields_of_a_recorded_vllm_but_the_kind_of_its_groups():
+    """What the wire itself names, not what a reader of either side makes of it."""
+    theirs: dict[str, set[str]] = {}
+    for wire in recorded_payloads().values():
+        for event in msgspec.msgpack.decode(wire)[1]:
+            theirs.setdefault(event["type"], set()).update(event)
+    ours = {event["type"]: set(event) for event in msgspec.msgpack.decode(encode(BATCH))[1]}
+    assert theirs["BlockStored"] - ours["BlockStored"] == {"kv_cache_spec_kind"}
+    assert ours["BlockStored"] <= theirs["BlockStored"] and ours["BlockRemoved"] == theirs["BlockRemoved"]
+
+
+@pytest.mark.parametrize(("form", "reader"), [("map", MapBatch), ("array", ArrayBatch)])
+def test_a_vllm_consumer_reads_the_adapter_by_name_and_in_every_block_s_keys(form, reader):
+    stored = BlocksStored(
+        DIGESTS, None, (1, 2, 3, 4), 2, adapter="lora", extra_keys=(("lora", "s"), ("lora",))
+    )
+    batch = msgspec.msgpack.decode(encode(EventBatch(1.0, (stored,)), form=form), type=reader)
+    (read,) = batch.events
+    assert (read.lora_name, read.lora_id, read.group_idx) == ("lora", None, 0)
+    assert read.extra_keys == [("lora", "s"), ("lora",)]
+
+
 def test_digests_can_go_whole():
     assert decode(encode(BATCH, hashes="bytes")) == BATCH
 
@@ -72,8 +98,8 @@ def test_digests_can_go_whole():
 def test_the_shortest_array_form_of_vllm_0_8_is_read():
     wire = msgspec.msgpack.encode([1.0, [["BlockStored", [7], None, [1, 2], 2, None], ["BlockRemoved", [7]]]])
     assert decode(wire).events == (
-        BlocksStored((7,), None, (1, 2), 2, medium=None),
-        BlocksRemoved((7,), medium=None),
+        BlocksStored((7,), None, (1, 2), 2, medium=None, group=None),
+        BlocksRemoved((7,), medium=None, group=None),
     )
 
 
@@ -90,7 +116,7 @@ def test_unknown_events_and_fields_are_skipped():
             "later field",
         ]
     )
-    assert decode(wire).events == (BlocksRemoved((1,), "CPU"),)
+    assert decode(wire).events == (BlocksRemoved((1,), "CPU", None),)
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,20 @@ class MapStored(msgspec.Struct, tag="BlockStored"):
     lora_name: str | None = None
     extra_keys: list[tuple[Any, ...] | None] | None = None
     group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    session_id: str | None = None
+    lookahead_token_ids: list[int] | None = None
 
 
 class MapRemoved(msgspec.Struct, tag="BlockRemoved"):
     block_hashes: list[int]
     medium: str | None = None
+    group_idx: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
 
 
 class MapCleared(msgspec.Struct, tag="AllBlocksCleared"):
@@ -35,11 +44,13 @@ class ArrayStored(msgspec.Struct, tag="BlockStored", array_like=True):
     medium: str | None
     lora_name: str | None
     extra_keys: list[tuple[Any, ...] | None] | None = None
+    group_idx: int | None = None
 
 
 class ArrayRemoved(msgspec.Struct, tag="BlockRemoved", array_like=True):
     block_hashes: list[int]
     medium: str | None = None
+    group_idx: int | None = None
 
 
 class ArrayCleared(msgspec.Struct, tag="AllBlocksCleared", array_like=True):

@@ -334,7 +334,9 @@ def test_events_name_blocks_by_their_chain(make):
     run(cache, request("a", [*PREFIX, 1], salt="s", adapter="lora"))
     hashes = chain(PREFIX, PAGE, root_hash("s", "lora"))
     assert cache.take_events() == [
-        BlocksStored(tuple(hashes), None, tuple(PREFIX), PAGE, "lora", extra_keys=(("s",), *[None] * 4))
+        BlocksStored(
+            tuple(hashes), None, tuple(PREFIX), PAGE, "lora", extra_keys=(("lora", "s"), *[("lora",)] * 4)
+        )
     ]
     assert cache.take_events() == [] and set(cache.cached_hashes()) == set(hashes)
     b = request("b", [*PREFIX, *range(8), 1], salt="s", adapter="lora")

@@ -63,7 +63,8 @@ def test_h10_m16_events_name_adapter_and_salt_as_they_came(make):
     first, second = cache.take_events()
     assert isinstance(first, BlocksStored) and isinstance(second, BlocksStored)
     assert (first.adapter, first.salt, first.parent_hash) == ("bar", "foo", None)
-    assert first.extra_keys == (("foo",),), "untagged"
+    assert first.extra_keys == (("bar", "foo"),), "untagged, adapter first"
+    assert second.extra_keys == (("bar",),), "as vLLM: the adapter with every block, the salt with the first"
     assert (second.adapter, second.salt, second.parent_hash) == ("bar", None, first.block_hashes[-1])
 
 

@@ -223,7 +223,9 @@ def test_m15_events():
     start(cache, a)
     hashes = chain(range(80), 16, root_hash("s", "lora"))
     assert cache.take_events() == [
-        BlocksStored(tuple(hashes), None, tuple(range(80)), 16, "lora", extra_keys=(("s",), *[None] * 4))
+        BlocksStored(
+            tuple(hashes), None, tuple(range(80)), 16, "lora", extra_keys=(("lora", "s"), *[("lora",)] * 4)
+        )
     ]
     assert cache.take_events() == []
     cache.release(a)
