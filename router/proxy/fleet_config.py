@@ -56,6 +56,7 @@ def fleet_settings(config: RouterConfig) -> FleetSettings:
         default_capacity_tokens=config.index.default_capacity_tokens,
         exact=bool(config.models),
         hold=never_held(config) is None,
+        hold_asked=config.tenants is not None,
         guard_caches=config.hold.guard_caches,
         health=HealthSettings(
             failures_to_eject=health.failures_to_eject,

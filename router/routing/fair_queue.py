@@ -123,7 +123,7 @@ class Lane:
 class FairQueue:
     """Requests held for one replica. Prefill seconds are those predicted when they were held."""
 
-    __slots__ = ("_by_tenant", "_count", "_ring", "own", "prefill_s")
+    __slots__ = ("_by_tenant", "_count", "_ring", "new_tokens", "own", "prefill_s")
 
     def __init__(self) -> None:
         self._ring: list[Lane] = []
@@ -132,6 +132,8 @@ class FairQueue:
         self._count = 0
         self.prefill_s = 0.0
         """Of all that wait here."""
+        self.new_tokens = 0
+        """Likewise: uncached tokens of their prompts."""
         self.own = 0
         """How many of them this router holds."""
 
@@ -151,6 +153,7 @@ class FairQueue:
             lane.add(held)
         self._count += 1
         self.prefill_s += held.prefill_s
+        self.new_tokens += held.new_tokens
         self.own += held.own
 
     def remove(self, held: Held) -> None:
@@ -167,6 +170,7 @@ class FairQueue:
                 self._ring[0].granted(1)
         self._count -= 1
         self.prefill_s = self.prefill_s - held.prefill_s if self._count else 0.0
+        self.new_tokens -= held.new_tokens
         self.own -= held.own
 
     def sent(self, held: Held) -> None:
@@ -256,6 +260,7 @@ class FairQueue:
         assert {lane.tenant: lane for lane in self._ring} == self._by_tenant, "ring"
         assert self._count == sum([lane.count for lane in self._ring]), "count"
         assert self.own == sum([lane.own for lane in self._ring]), "own"
+        assert self._count or not self.new_tokens, "tokens of nobody"
         assert all(lane.count for lane in self._ring), "an empty lane"
 
 

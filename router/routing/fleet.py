@@ -186,7 +186,9 @@ class Fleet:
         within: Collection[int] | None = None,
         two_steps: bool = False,
     ) -> InFlight | Held:
-        """Decide and send, or hold; what another policy chose is not held. Raises ``NoReplica``.
+        """Decide and send, or hold; what another policy chose is held with ``hold_asked`` alone.
+
+        Raises ``NoReplica``.
 
         ``within``: only these replicas may have it. ``two_steps``: a prefill replica may compute the prompt
         and another answer; then what comes back is the first step (``decision.route``).
@@ -197,10 +199,10 @@ class Fleet:
         holding, decider = self._holding, self._decider
         holding.expect_first_tokens(now)
         decision = decider.decide(prompt, now, (), session, policy, within, two_steps)
-        if self.settings.hold and decider.rule(policy) is decider.policy:
+        if self.settings.hold and (self.settings.hold_asked or decider.rule(policy) is decider.policy):
             replica = self.replicas[decision.replica]
             if not holding.may_send(replica, prompt, decision.prefill_s, now):
-                return holding.hold(prompt, decision, now, session, context, within, two_steps)
+                return holding.hold(prompt, decision, now, session, context, within, two_steps, policy)
         return self._dispatch.sent(prompt, decision, now)
 
     def dropped(self, held: Held, now: float) -> None:

@@ -17,6 +17,8 @@ class FleetSettings:
     """Reply length assumed before any was seen."""
     hold: bool = False
     """Requests wait in the router while their replica has one without a first token (``holding.py``)."""
+    hold_asked: bool = False
+    """Those that ask for another policy than the fleet's wait, too."""
     guard_caches: bool = False
     """They also wait where sending them would cost the others more hits (``cache_guard.py``)."""
     exact: bool = False

@@ -42,6 +42,7 @@ class Held:
         "new_tokens",
         "number",
         "own",
+        "policy",
         "prefill_s",
         "priority",
         "prompt",
@@ -89,6 +90,8 @@ class Held:
         """In that router's journal, if there is one."""
         self.two_steps = False
         """It can be prefilled apart."""
+        self.policy: str | None = None
+        """The one it asked for, if it did."""
         self.within: Collection[int] | None = None
         """The replicas that may have it; ``None``: any."""
         self.own = own

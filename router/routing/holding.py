@@ -105,6 +105,7 @@ class Holding:
         context: object,
         within: Collection[int] | None = None,
         two_steps: bool = False,
+        policy: str | None = None,
     ) -> Held:
         """The request waits for ``decision.replica``."""
         replica = self._replicas[decision.replica]
@@ -112,6 +113,7 @@ class Holding:
         held = Held(prompt, decision, decision.prefill_s, now + DEADLINE_SLOS * allowed_s, session, context)
         held.within = within
         held.two_steps = two_steps
+        held.policy = policy
         self._wait(replica, held, now)
         return held
 
@@ -191,7 +193,7 @@ class Holding:
             self.expect_first_tokens(now)
             try:
                 held.decision = self._decider.decide(
-                    held.prompt, now, (), held.session, None, held.within, held.two_steps
+                    held.prompt, now, (), held.session, held.policy, held.within, held.two_steps
                 )
             except NoReplica:
                 held.flight = None

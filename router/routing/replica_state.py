@@ -21,6 +21,7 @@ from router.routing.kv_route import (
 )
 from router.routing.ledger import Booking, Ledger
 from router.routing.peer_events import Reply
+from router.routing.prompt_blocks import Prompt
 
 PRIOR_UNTIL = 50
 """Requests after which what the replica has shown is worth more than what its model and GPU suggest."""
@@ -121,6 +122,21 @@ class ReplicaState:
     def in_flight(self) -> int:
         """Requests sent and not over."""
         return self.ledger.in_flight
+
+    @property
+    def assigned(self) -> int:
+        """Requests that are this replica's: sent and not over, or waiting for it in the router."""
+        return self.ledger.queued + self.ledger.decoding + len(self.held)
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Tokens of these: uncached ones of prompts, and of replies where the request was sent."""
+        return self.ledger.outstanding_tokens + self.held.new_tokens
+
+    def wait_s(self, prefill_s: float, prompt: Prompt | None, now: float) -> float:
+        """Seconds of prefill that go before a request of ``prefill_s``, sent or held."""
+        wait_s = self.ledger.backlog_s(now)
+        return wait_s + self.held.ahead_s(prefill_s, prompt) if self.held else wait_s
 
     @property
     def usable(self) -> bool:

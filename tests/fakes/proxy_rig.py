@@ -13,10 +13,8 @@ import uvloop
 from router.config import RouterConfig, parse_config
 from router.proxy.counters import Counters
 from router.proxy.data_plane import DataPlane
-from router.proxy.fleet_config import replica_spec
+from router.proxy.fleet_config import fleet_settings, replica_spec
 from router.routing.fleet import Fleet
-from router.routing.fleet_settings import FleetSettings
-from router.routing.health import HealthSettings
 from router.routing.policies import POLICIES
 from tests.fakes.fake_replica import FakeReplica
 from tests.fakes.raw_client import RawAnswer, RawClient
@@ -35,15 +33,7 @@ class Rig:
         self.counters = Counters()
         rng = random.Random(config.seed)
         specs = [replica_spec(replica, config) for replica in config.replicas]
-        health = HealthSettings(failures_to_eject=config.health.failures_to_eject)
-        policy = POLICIES[config.policy.kind](rng)
-        self.fleet = Fleet(
-            specs,
-            policy,
-            FleetSettings(
-                health=health, hold=config.hold.enabled and config.policy.kind == "predicted_finish"
-            ),
-        )
+        self.fleet = Fleet(specs, POLICIES[config.policy.kind](rng), fleet_settings(config))
         for index in range(len(replicas)):
             self.fleet.probe_succeeded(index, 0.0)
         self.plane = DataPlane(self.fleet, config, self.counters)

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,7 +74,8 @@ async def posted(rig: Rig, tenant: str, body: dict[str, Any], held: int) -> RawC
     return client
 
 
-def test_a_flood_does_not_keep_another_tenant_waiting() -> None:
+@pytest.mark.parametrize("kind", ["predicted_finish", "round_robin"])
+def test_a_flood_does_not_keep_another_tenant_waiting(kind: str) -> None:
     """20 short prompts wait; a long one of another tenant comes last and is among the first to go."""
 
     async def scenario(rig: Rig) -> None:
@@ -91,7 +93,7 @@ def test_a_flood_does_not_keep_another_tenant_waiting() -> None:
         order = [b"21 word" in one.body for one in rig.replica.requests]
         assert order.index(True) <= 4, "of 22; shortest first alone would make it the last"
 
-    with_rig(scenario, tenants=tenants(), **HELD)
+    with_rig(scenario, tenants=tenants(), policy={"kind": kind})
 
 
 def test_a_weight_is_a_part_of_the_fleet() -> None:

@@ -426,21 +426,18 @@ def test_tenants_that_take_no_turns_are_warned_of_at_the_start_and_at_a_reload(
         return found
 
     async def scenario(rig: RouterRig) -> None:
-        held = {"kind": "predicted_finish"}
         (warning,) = told()
-        assert "policy.kind round_robin holds no requests" in warning and "weight and priority" in warning
-        await rig.reload(rig.entry(0), policy=held)
+        assert "hold.enabled is false" in warning and "weight and priority" in warning
+        asked = {"kind": "random", "selectable": ["predicted_finish"]}
+        await rig.reload(rig.entry(0), policy=asked, hold={"enabled": True})
         assert not told()
-        await rig.reload(rig.entry(0), policy=held, hold={"enabled": False})
+        await rig.reload(rig.entry(0))
         (warning,) = told()
         assert "hold.enabled is false" in warning
-        await rig.reload(rig.entry(0), policy=held | {"selectable": ["random", "predicted_finish"]})
-        (warning,) = told()
-        assert "ask for random are not held" in warning
         await rig.reload(rig.entry(0), tenants=None)
         assert not told()
 
-    with_router(scenario, tenants=tenants())
+    with_router(scenario, tenants=tenants(), hold={"enabled": False})
 
 
 def test_rows_of_tenants_are_bounded() -> None:

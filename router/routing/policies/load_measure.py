@@ -4,18 +4,18 @@ from router.routing.replica_state import ReplicaState
 
 
 def in_flight(candidate: ReplicaState, now: float) -> float:
-    """Requests sent and not over, per unit of weight."""
-    return (candidate.ledger.queued + candidate.ledger.decoding) / candidate.weight
+    """Requests sent and not over or waiting for it, per unit of weight."""
+    return candidate.assigned / candidate.weight
 
 
 def outstanding_tokens(candidate: ReplicaState, now: float) -> float:
-    """Uncached prompt tokens and expected reply tokens in flight, per unit of weight."""
-    return candidate.ledger.outstanding_tokens / candidate.weight
+    """Uncached prompt tokens and expected reply tokens, per unit of weight."""
+    return candidate.outstanding_tokens / candidate.weight
 
 
 def wait(candidate: ReplicaState, now: float) -> float:
-    """Seconds of prefill backlog."""
-    return candidate.ledger.backlog_s(now)
+    """Seconds of prefill backlog, of requests that wait in the router, too."""
+    return candidate.ledger.backlog_s(now) + candidate.held.prefill_s
 
 
 LOAD_MEASURES = {"in_flight": in_flight, "outstanding_tokens": outstanding_tokens, "wait": wait}

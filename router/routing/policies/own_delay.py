@@ -12,8 +12,8 @@ def assess_own_delay(request: RoutingRequest, candidates: Sequence[ReplicaState]
     rows = []
     for candidate in candidates:
         matched = request.matched_tokens[candidate.index]
-        wait = candidate.ledger.backlog_s(request.now)
         prefill = candidate.cost.prefill_s(request.prompt_tokens - matched, matched)
+        wait = candidate.wait_s(prefill, request.prompt, request.now)
         rows.append(Assessment(candidate.index, matched, wait, prefill, 0.0, wait + prefill))
     return rows
 
@@ -21,7 +21,7 @@ def assess_own_delay(request: RoutingRequest, candidates: Sequence[ReplicaState]
 def decide_by_load(request: RoutingRequest, chosen: ReplicaState) -> Decision:
     """The decision of a policy that looks at load alone."""
     matched = request.matched_tokens[chosen.index]
-    wait = chosen.ledger.backlog_s(request.now)
     prefill = chosen.cost.prefill_s(request.prompt_tokens - matched, matched)
+    wait = chosen.wait_s(prefill, request.prompt, request.now)
     saved = chosen.cost.prefill_s(request.prompt_tokens, 0) - prefill if matched else 0.0
     return Decision(chosen.index, Reason.BALANCED, matched, wait, prefill, saved)

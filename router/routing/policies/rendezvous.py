@@ -19,18 +19,18 @@ DEFAULT_BOUND = 1.25
 def home(key: bytes, candidates: Sequence[ReplicaState], bound: float = inf) -> tuple[ReplicaState, bool]:
     """The home of ``key`` among ``candidates``, and whether it is the first choice.
 
-    A candidate is passed over while it has as many requests in flight as ``bound`` times the mean of all
-    (the new request counted, weights respected), rounded up. Cost: O(candidates log candidates).
+    A candidate is passed over while as many requests are in flight there or wait for it as ``bound`` times
+    the mean of all (the new one counted, weights respected), rounded up. Cost: O(candidates log candidates).
     """
-    in_flight = [candidate.ledger.queued + candidate.ledger.decoding for candidate in candidates]
-    per_weight = (sum(in_flight) + 1) / fsum(candidate.weight for candidate in candidates)
+    assigned = [candidate.assigned for candidate in candidates]
+    per_weight = (sum(assigned) + 1) / fsum(candidate.weight for candidate in candidates)
     ranked = sorted(
         range(len(candidates)),
         key=lambda i: _rank(key, candidates[i].name, candidates[i].weight),
         reverse=True,
     )
     for position, i in enumerate(ranked):
-        if bound == inf or in_flight[i] < ceil(bound * per_weight * candidates[i].weight):
+        if bound == inf or assigned[i] < ceil(bound * per_weight * candidates[i].weight):
             return candidates[i], position == 0
     return candidates[ranked[0]], True
 
