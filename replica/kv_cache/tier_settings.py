@@ -21,6 +21,8 @@ class TierSettings:
     """Of the host's coldest blocks, how many should be on disk too."""
     spills_at_once: int = 4
     """Copies to disk in flight, so that a slow disk is not given more than it can write."""
+    saves_at_once: int = 1_024
+    """Copies from the device to disk in flight, where there is no host: each holds a block's memory."""
     layers: int = 1
     """Model layers, if a fetch runs layer by layer while computing; 1: computing waits for the fetch."""
     host_latency_s: float = 50e-6
@@ -31,7 +33,7 @@ class TierSettings:
     peer_bytes_per_s: float = 1e9
 
     def __post_init__(self) -> None:
-        least = dict.fromkeys(("block_tokens", "block_bytes", "spills_at_once", "layers"), 1)
+        least = dict.fromkeys(("block_tokens", "block_bytes", "spills_at_once", "saves_at_once", "layers"), 1)
         least |= dict.fromkeys(("host_blocks", "disk_blocks", "spill_ahead"), 0)
         for name, at_least in least.items():
             if getattr(self, name) < at_least:
@@ -44,7 +46,7 @@ class TierCounters:
 
     saved: int = 0
     not_saved: int = 0
-    """Evicted from the device with no room on the host, or the copy failed."""
+    """Evicted from the device with no room below it, or as too many copies were under way or one failed."""
     spilled: int = 0
     over_budget: int = 0
     """Times nothing was spilled for want of write budget."""

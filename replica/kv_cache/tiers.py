@@ -73,6 +73,8 @@ class Tiers:
         self.fetches: dict[int, Fetch] = {}
         """In flight."""
         self._spilling: set[BlockHash] = set()
+        self._saving: set[BlockHash] = set()
+        """From the device to disk."""
         self._reads = {Tier.HOST: TierHealth(), Tier.DISK: TierHealth()}
         self._writes = {Tier.HOST: TierHealth(), Tier.DISK: TierHealth()}
         self._speeds = {
@@ -95,9 +97,16 @@ class Tiers:
             name = block.block_hash
             if shelf.readable(name) or shelf.arriving(name):
                 shelf.touch(name)
-            elif name not in shelf and self._may_write(target, now) and self._make_room(target, orders):
+            elif (
+                name not in shelf
+                and len(self._saving) < self.settings.saves_at_once
+                and self._may_write(target, now)
+                and self._make_room(target, orders)
+            ):
                 shelf.reserve(name)
                 orders.append(Save(name, block.blocks, target))
+                if target is Tier.DISK:
+                    self._saving.add(name)
             else:
                 self.counters.not_saved += 1
         return orders
@@ -105,12 +114,14 @@ class Tiers:
     def saved(self, save: Save, checksum: int | None, now: float) -> list[Order]:
         """A ``Save`` is done: the block can be fetched. ``checksum`` travels with it from now on."""
         self.counters.saved += 1
+        self._saving.discard(save.block_hash)
         self._writes[save.target].worked()
         return self._written(save.target, save.block_hash, checksum)
 
     def not_saved(self, save: Save, now: float) -> list[Order]:
         """A ``Save`` failed."""
         self.counters.not_saved += 1
+        self._saving.discard(save.block_hash)
         self._writes[save.target].failed(now)
         return self._drop_if(
             self.shelves[save.target].not_written(save.block_hash), save.target, save.block_hash
@@ -296,6 +307,8 @@ class Tiers:
                 assert shelf.readers(block_hash) == pins.pop((tier, block_hash), 0), (tier, block_hash)
         assert all(tier is Tier.PEER for tier, _ in pins), "a source is gone while it is read"
         assert len(self._spilling) <= self.settings.spills_at_once
+        assert len(self._saving) <= self.settings.saves_at_once
+        assert all(block_hash in self.shelves[Tier.DISK] for block_hash in self._saving)
         assert len(self._peers) <= MOST_PEERS
 
     # Inside

@@ -114,8 +114,8 @@ def read_question(said: bytes, head_bytes: int, mac: bytes, nonce: bytes, key: b
         ranges = tuple((int(first), int(stop)) for first, stop in head["ranges"])
         question = Question(
             str(head["fingerprint"]),
-            head["salt"],
-            head["adapter"],
+            _text_or_none(head["salt"]),
+            _text_or_none(head["adapter"]),
             int(head["block_bytes"]),
             ranges,
             said[start + head_bytes :],
@@ -125,7 +125,19 @@ def read_question(said: bytes, head_bytes: int, mac: bytes, nonce: bytes, key: b
     ends = [0, *(end for pair in ranges for end in pair)]
     if ends != sorted(ends) or ends[-1] > len(question.tokens) // 4:
         raise PeerError(f"blocks {ranges} are not ascending, or more than there are tokens")
+    if question.block_bytes < 1:
+        raise PeerError(f"blocks of {question.block_bytes} bytes")
     return question
+
+
+def _text_or_none(value: object) -> str | None:
+    """Raises ValueError for what is neither, or no UTF-8."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, got {value!r}")
+    value.encode()
+    return value
 
 
 def block_mac(key: bytes, fingerprint: str, block_hash: bytes, content: memoryview | bytearray) -> bytes:

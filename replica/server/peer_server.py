@@ -7,6 +7,7 @@ never waits.
 
 import asyncio
 import contextlib
+import logging
 import secrets
 from collections.abc import Sequence as Row
 
@@ -33,6 +34,8 @@ from replica.peers.peer_wire import (
 from replica.sequence import Sequence
 from replica.server.engine_thread import EngineDead, EngineThread
 from replica.server.served_counters import ServedCounters
+
+log = logging.getLogger("warmroute.replica")
 
 PIECE_BYTES = 4 * 2**20
 """Copied by the engine's thread at once, at most: about a millisecond."""
@@ -139,7 +142,11 @@ class PeerServer:
             wanted = places[first : first + piece]
 
             def lend(engine: Engine, wanted: Row[int] = wanted) -> list[tuple[bytes, memoryview]]:
-                return engine.lend(prompt, wanted)
+                try:
+                    return engine.lend(prompt, wanted)
+                except (RuntimeError, MemoryError):  # torch's own for "no memory" is the first
+                    log.exception("a peer cannot be given KV")
+                    return []
 
             lent = await self._thread.ask(lend)
             macs = await asyncio.to_thread(self._macs, question, lent)

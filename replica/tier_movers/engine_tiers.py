@@ -23,6 +23,8 @@ from replica.tier_movers.torch_mover import TorchMover
 
 SPILLED_SHARE = 0.125
 """Of the host's blocks, the coldest, that are on disk too; never fewer than one request can push out."""
+SAVED_AT_ONCE_BYTES = 256 * 2**20
+"""Without a host: memory for what a slow disk has not taken yet. More for a longer context."""
 
 
 class EngineTiers:
@@ -163,6 +165,8 @@ def _settings(tiers: TierLimits, limits: EngineLimits, kv: PagedKv) -> TierSetti
         if size_bytes and not blocks:
             raise ValueError(f"{name}: {size_bytes} bytes hold no block of {block_bytes}; give it more")
     longest_request = -(-limits.max_model_len // block_size)
+    # Less than one request can push out at once would lose the heads of what is kept.
+    saves_at_once = max(SAVED_AT_ONCE_BYTES // block_bytes, longest_request)
     spill_ahead = min(host_blocks, max(int(SPILLED_SHARE * host_blocks), longest_request))
     return TierSettings(
         block_tokens=block_size,
@@ -171,4 +175,5 @@ def _settings(tiers: TierLimits, limits: EngineLimits, kv: PagedKv) -> TierSetti
         disk_blocks=disk_blocks,
         disk_bytes_per_day=tiers.disk_bytes_per_day,
         spill_ahead=spill_ahead if disk_blocks else 0,
+        saves_at_once=saves_at_once,
     )

@@ -98,16 +98,8 @@ class TorchMover:
         todo = deque(orders)
         while todo:
             match todo.popleft():
-                case Save() as save if save.target is Tier.HOST:
-                    self._host[save.block_hash] = self._kv.read(self._kv.slots(save.blocks))
-                    todo += self._tiers.saved(save, None, time.monotonic())
                 case Save() as save:
-                    self._write(
-                        save.block_hash,
-                        self._kv.read(self._kv.slots(save.blocks)),
-                        partial(self._tiers.saved, save),
-                        partial(self._tiers.not_saved, save),
-                    )
+                    todo += self._save(save)
                 case Spill() as spill:
                     self._write(
                         spill.block_hash,
@@ -116,7 +108,7 @@ class TorchMover:
                         partial(self._tiers.not_spilled, spill),
                     )
                 case Drop(block_hash, Tier.HOST):
-                    del self._host[block_hash]
+                    self._host.pop(block_hash, None)  # not there if it could not be copied
                 case Drop(block_hash):
                     self._delete(block_hash)
 
@@ -162,6 +154,20 @@ class TorchMover:
             self._disk.close()
 
     # Inside
+
+    def _save(self, save: Save) -> list[Order]:
+        """Copy a block off the device; what follows from it."""
+        try:
+            block = self._kv.read(self._kv.slots(save.blocks))
+        except (RuntimeError, MemoryError):  # torch's own for "no memory" is the first
+            return self._tiers.not_saved(save, time.monotonic())
+        if save.target is Tier.HOST:
+            self._host[save.block_hash] = block
+            return self._tiers.saved(save, None, time.monotonic())
+        self._write(
+            save.block_hash, block, partial(self._tiers.saved, save), partial(self._tiers.not_saved, save)
+        )
+        return []
 
     def _next_is_here(self, copy: _Copy) -> bool:
         return copy.fetch.plan.sources[copy.arrived] is Tier.HOST or copy.arrived in copy.came

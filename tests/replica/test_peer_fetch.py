@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from replica.config import ConfigError, parse_config
 from replica.contract.kv_source import kv_source_value
@@ -19,6 +20,7 @@ from replica.kv_cache.fetch_plan import Tier
 from replica.kv_cache.tier_settings import TierCounters
 from replica.kv_cache.tier_transport import PeerOffer
 from replica.model.load import load_model
+from replica.model.paged_kv import PagedKv
 from replica.peers.peer_limits import PeerLimits
 from replica.server.app import Running
 from tests.replica.models import finish_all, greedy_request, make_engine, token_ids
@@ -234,6 +236,22 @@ def test_what_is_no_question_is_refused(said: bytes) -> None:
         engine = asking_engine()
         assert ask(engine, peer.offer()) == WHOLE * 16, "others are served as before"
         engine.close()
+
+
+def test_a_peer_without_memory_for_copies_gives_nothing_and_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(kv: PagedKv, slots: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    with LendingPeer(lending_engine([(PROMPT, None)])) as peer:
+        engine = asking_engine()
+        with monkeypatch.context() as patch:
+            patch.setattr(PagedKv, "read", refuses)
+            assert ask(engine, peer.offer()) == 0
+        assert counted(engine).gone == 1
+        second = asking_engine()
+        assert ask(second, peer.offer()) == WHOLE * 16
+        for one in (engine, second):
+            one.close()
 
 
 # Over HTTP

@@ -69,7 +69,7 @@ def test_doctests():
     assert doctest.testmod(module).failed == 0
 
 
-@pytest.mark.parametrize("name", ["block_tokens", "block_bytes", "layers", "spills_at_once"])
+@pytest.mark.parametrize("name", ["block_tokens", "block_bytes", "layers", "spills_at_once", "saves_at_once"])
 def test_senseless_settings_are_refused(name):
     with pytest.raises(ValueError, match=f"{name} is 0"):
         make(**{name: 0})
@@ -125,6 +125,18 @@ def test_without_a_host_the_device_writes_to_disk():
     tiers = make(host=0, disk=2)
     assert [order.target for order in evict(tiers, CHAIN[:2])] == [Tier.DISK, Tier.DISK]
     assert media(plan(tiers)) == ["D", "D"]
+
+
+def test_a_disk_that_takes_nothing_is_given_no_more_than_so_many_blocks_at_once():
+    """Each waits in memory, and a disk may be a thousand times as large."""
+    tiers = make(host=0, disk=100, saves_at_once=2)
+    orders = tiers.evicted([Evicted(name, (0,)) for name in CHAIN], 0.0)
+    assert names(orders, Save) == CHAIN[:2] and tiers.counters.not_saved == 4
+    assert tiers.evicted([Evicted(b"x", (0,))], 1.0) == []
+    tiers.saved(orders[0], 1, 2.0)
+    tiers.not_saved(orders[1], 2.0)
+    tiers.check_invariants()
+    assert names(tiers.evicted([Evicted(name, (0,)) for name in (b"y", b"z")], 9.0), Save) == [b"y", b"z"]
 
 
 def test_no_tier_at_all_decides_nothing():

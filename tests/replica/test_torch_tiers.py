@@ -19,6 +19,7 @@ from replica.kv_cache.fetch_plan import Tier
 from replica.model.fingerprint import fingerprint
 from replica.model.load import load_model
 from replica.model.paged_kv import PagedKv
+from replica.tier_movers import engine_tiers
 from replica.tier_movers.disk_store import DiskStore
 from tests.replica.equality_fuzz import BLOCK, DEAR
 from tests.replica.models import finish_all, greedy_request, make_engine, tiny, token_ids
@@ -182,6 +183,51 @@ def test_a_disk_that_hangs_is_given_up_and_what_it_brings_later_harms_nobody(
     answers.set()
     for prompt in (PROMPTS[1], PROMPTS[0]):
         ask(engine, prompt)
+
+
+def test_a_disk_that_takes_nothing_holds_so_many_blocks_in_memory(
+    opened: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+
+    class Hanging(DiskStore):
+        def write(self, block_hash: bytes, payload: memoryview) -> int:
+            assert goes_on.wait(LIMIT_S)
+            return super().write(block_hash, payload)
+
+    monkeypatch.setattr(engine_tiers, "SAVED_AT_ONCE_BYTES", 8 * BLOCK)
+    engine = opened(**disk(tmp_path))
+    assert engine._tiers is not None and engine.tier_counters is not None
+    engine._tiers._mover._disk.__class__ = Hanging  # type: ignore[union-attr]
+    prompts = [tuple((11 * i + 13 * number) % 256 for i in range(70)) for number in range(8)]
+    for number, prompt in enumerate(prompts):
+        engine.add(greedy_request(f"{number}", prompt, 1))
+        while not any(delta.finish_reason for delta in engine.step()):
+            pass
+    assert engine._tiers._mover._writes == 8 and engine.tier_counters.not_saved > 8
+    goes_on.set()
+    ask(engine, PROMPTS[0])
+    engine.check_invariants()
+    assert engine.tier_counters.saved >= 8, "what was under way has come"
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_a_block_for_which_there_is_no_memory_is_computed_again(
+    opened: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str, error: Exception
+) -> None:
+    engine = opened(**({"host_bytes": 20 * BLOCK} if tier == "host" else disk(tmp_path)))
+
+    def refuses(kv: PagedKv, slots: torch.Tensor) -> torch.Tensor:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PagedKv, "read", refuses)
+        fill(engine)
+        assert ask(engine, PROMPTS[0]) == 0
+    engine.check_invariants()
+    assert engine.tier_counters is not None
+    assert engine.tier_counters.saved == 0 and engine.tier_counters.not_saved > 4
 
 
 def test_an_abort_during_a_fetch_leaves_nothing_held(opened: Opener, tmp_path: Path) -> None:
