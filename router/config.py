@@ -304,6 +304,15 @@ class RouterConfig(Section):
             raise ValueError("listen and admin must be different addresses")
         return self
 
+    @model_validator(mode="after")
+    def _routers_are_counted(self) -> "RouterConfig":
+        if self.tenants is not None and self.tenants.routers is None and self.state.kind == "redis":
+            raise ValueError(
+                "tenants.routers: missing; expected how many routers there are at most (with state.kind "
+                "redis): one that cannot reach Redis keeps to its part of every limit, and must know it"
+            )
+        return self
+
 
 def parse_config(data: Any, where: str, text: str | None = None) -> RouterConfig:
     """The config in ``data``; raises ``ConfigError`` naming every wrong key, and its line in ``text``."""

@@ -75,8 +75,9 @@ class TenantsConfig(Section):
     index_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Of each replica's prefix index, what one tenant or group may fill."""
     routers: PositiveInt | None = None
-    """That share the traffic: each keeps to its part of every limit while they cannot tell one another.
-    ``None``: as many as were ever heard of at once."""
+    """That share the traffic, at most: each keeps to its part of every limit while they cannot tell one
+    another, and counts as many as it ever heard of at once if these were more. ``None``, with
+    ``state.kind: memory`` alone: one."""
 
     @field_validator("salt_secret", "salt_signing_key")
     @classmethod

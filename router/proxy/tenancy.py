@@ -121,7 +121,7 @@ class Tenancy:
         salts = Salts(config)
         public = TenantConfig(name=PUBLIC, keys=())
         known = [(one, *config.routing_tenant(one)) for one in (public, *tenants)]
-        book.applied([(tenant, limits) for _, tenant, limits in known], config.routers)
+        book.applied([(tenant, limits) for _, tenant, limits in known], config.routers or 1)
         counters.keep_tenants(book.quotas)
         self._by_key: dict[bytes, Caller] = {}
         self._by_name: dict[str, Caller] = {}

@@ -23,8 +23,8 @@ class TenantBook:
         self._tenants: dict[str, Tenant] = {}
         self.quotas: dict[str, Quota] = {}
         """By tenant. One that was taken out while it had requests stays until the next change."""
-        self._configured: int | None = None
-        """Routers that share the traffic; ``None``: nobody said how many."""
+        self._configured = 1
+        """Routers that share the traffic, as the operator said."""
         self.most_routers = 1
         """That were there at once, this one among them, as far as was heard."""
         self._sharing = False
@@ -34,10 +34,10 @@ class TenantBook:
     def __len__(self) -> int:
         return len(self._tenants)
 
-    def applied(self, tenants: Iterable[tuple[Tenant, TenantLimits]], routers: int | None = None) -> None:
+    def applied(self, tenants: Iterable[tuple[Tenant, TenantLimits]], routers: int = 1) -> None:
         """These are the tenants from now on; who stays keeps what it has in flight and has used.
 
-        ``routers`` share the traffic; ``None``: as many as are heard of.
+        ``routers`` share the traffic, or more, if more are heard of.
         """
         self._tenants = {}
         for tenant, limits in tenants:
@@ -82,13 +82,7 @@ class TenantBook:
             self.most_routers = routers
             self._set_share()
 
-    @property
-    def part_unknown(self) -> bool:
-        """There are limits, and nobody told of how many routers this one is."""
-        untold = self._configured is None and self.most_routers == 1 and not self._sharing
-        return untold and any(quota.limits != TenantLimits() for quota in self.quotas.values())
-
     def _set_share(self) -> None:
-        self.share = 1.0 if self._sharing else 1.0 / max(self.most_routers, self._configured or 1)
+        self.share = 1.0 if self._sharing else 1.0 / max(self.most_routers, self._configured)
         for quota in self.quotas.values():
             quota.share = self.share

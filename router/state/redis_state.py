@@ -82,12 +82,6 @@ class RedisState:
             self._tasks.append(task)
         await asyncio.wait([self._tasks[-1]], timeout=WARM_LIMIT_S)
         await self._snapshot.start(read=self._warm_up.source is None)
-        if self._fleet.tenants.part_unknown:
-            log.warning(
-                "tenants have limits, and of how many routers this is one is not known: the shared state is "
-                "%s, tenants.routers is not set; until it hears of others it lets pass the whole of each",
-                self._status.fault,
-            )
 
     async def stop(self) -> None:
         """Tell the others that this router leaves; end all tasks."""

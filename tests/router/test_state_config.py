@@ -16,6 +16,16 @@ def test_memory_is_the_default_and_may_have_a_snapshot() -> None:
     assert parsed(snapshot="/var/lib/warmroute/state").state.snapshot == "/var/lib/warmroute/state"
 
 
+def test_who_shares_tenants_says_how_many_routers_there_are() -> None:
+    """One that starts while Redis is down could not know it: N of them would let N times each limit pass."""
+    tenants = {"salt_secret": "0123456789abcdef", "members": [{"name": "acme", "keys": ["sk-a"]}]}
+    config = {"replicas": [{"url": "http://10.0.0.1"}], "state": {"kind": "redis", "url": "redis://h"}}
+    with pytest.raises(ConfigError, match=r"tenants\.routers: missing"):
+        parse_config(config | {"tenants": tenants}, "test")
+    assert parse_config(config | {"tenants": tenants | {"routers": 3}}, "test").tenants is not None
+    assert parse_config(config | {"tenants": tenants, "state": {}}, "test").tenants is not None
+
+
 @pytest.mark.parametrize(
     ("state", "says"),
     [

@@ -1,9 +1,6 @@
 """Of how many routers one takes itself to be when it cannot hear them: never of fewer than there were."""
 
-import logging
 from pathlib import Path
-
-import pytest
 
 from router.routing.quota import TenantLimits
 from router.routing.tenant import Tenant
@@ -41,39 +38,16 @@ def test_a_store_that_comes_and_goes_again_does_not_make_the_others_forgotten() 
 
 
 @needs_redis
-@pytest.mark.parametrize(("configured", "share", "warnings"), [(None, 1.0, 1), (1, 1.0, 0), (4, 0.25, 0)])
-def test_a_router_that_starts_without_redis_warns_unless_it_is_told_how_many_there_are(
-    configured: int | None, share: float, warnings: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_router_that_starts_without_redis_takes_the_operators_word() -> None:
     async def scenario(server: RedisServer, members: Members) -> None:
         await server.kill()
         member = Member({"kind": "redis", "url": server.url})
-        member.fleet.tenants.applied(LIMITED, configured)
+        member.fleet.tenants.applied(LIMITED, routers=4)
         await member.state.start()
-        assert member.fleet.tenants.share == share
-        await member.state.stop()
-
-    with caplog.at_level(logging.WARNING, "warmroute.state"):
-        with_redis(scenario)
-    said = [one.getMessage() for one in caplog.records if "tenants.routers" in one.getMessage()]
-    assert len(said) == warnings and all("cannot be reached" in one for one in said)
-
-
-@needs_redis
-@pytest.mark.parametrize("limits", [TenantLimits(), TenantLimits(concurrent=3)])
-def test_it_does_not_warn_of_what_redis_tells_or_nobody_asks(
-    limits: TenantLimits, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def scenario(server: RedisServer, members: Members) -> None:
-        if limits == TenantLimits():
-            await server.kill()
-        member = Member({"kind": "redis", "url": server.url})
-        member.fleet.tenants.applied([(Tenant("acme"), limits)])
-        await member.state.start()
+        assert member.fleet.tenants.share == 0.25
         await member.state.stop()
 
     with_redis(scenario)
-    assert "tenants.routers" not in caplog.text
 
 
 def test_what_a_router_writes_down_tells_how_many_there_were() -> None:
@@ -87,7 +61,7 @@ def test_what_a_router_writes_down_tells_how_many_there_were() -> None:
 
 @needs_redis
 def test_a_router_that_starts_without_redis_has_it_from_its_file(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
 ) -> None:
     """And the prompts; while others are there it has these from them."""
     own, others = str(tmp_path / "one"), str(tmp_path / "two")

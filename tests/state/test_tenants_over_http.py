@@ -14,6 +14,7 @@ pytestmark = needs_redis
 KEY = {"Authorization": "Bearer sk-a"}
 TENANTS = {
     "salt_secret": "0123456789abcdef",
+    "routers": 1,  # both are heard of
     "members": [{"name": "acme", "keys": ["sk-a"], "limits": {"concurrent": 4}}],
 }
 
