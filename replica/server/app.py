@@ -49,17 +49,27 @@ class Running:
     """Where other replicas get KV, if anywhere."""
     _routes: ReplicaRoutes
     _runner: web.AppRunner
+    _hang_s: float
 
-    async def stop(self) -> None:
-        """Refuse new connections, let running requests finish for ``drain_s``, stop the engine."""
+    async def stop(self) -> bool:
+        """Refuse new connections, let running requests finish for ``drain_s``, stop the engine.
+
+        False: the engine hangs in a step, and was left there.
+        """
         self._routes.draining = True
         await self._runner.cleanup()
         if self.peers is not None:
             await self.peers.stop()
-        await self.engine.stop()
+        ended = await self.engine.stop(self._hang_s)
         if self.events is not None:
             await self.events.close()
-        log.info("stopped %s", self.url)
+        if ended:
+            log.info("stopped %s", self.url)
+        else:
+            log.error(
+                "stopped %s, whose engine hangs: one step takes longer than %g s", self.url, self._hang_s
+            )
+        return ended
 
 
 async def start(
@@ -142,12 +152,12 @@ async def start(
         log.info("KV events at %s, replay at %s", events.endpoint, events.replay_endpoint or "no endpoint")
     if peers is not None:
         log.info("KV for peers at %s", peers.address)
-    return Running(url, host, bound, thread, events, peers, routes, runner)
+    return Running(url, host, bound, thread, events, peers, routes, runner, config.hang_s)
 
 
 def run(config: ReplicaConfig) -> int:
-    """Serve until SIGTERM or SIGINT; 0 when stopped, 1 when the engine died or could not start, 2 for a
-    config that is wrong."""
+    """Serve until SIGTERM or SIGINT; 0 when stopped, 1 when the engine died, hung or could not start, 2 for
+    a config that is wrong."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # Connections that clients break off are no news.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
@@ -177,8 +187,7 @@ async def _serve(config: ReplicaConfig) -> int:
             await asyncio.wait_for(stop.wait(), SHOW_FAILURE_S)
     for wait in waits:
         wait.cancel()
-    await running.stop()
-    return code
+    return code if await running.stop() else 1
 
 
 def _load(

@@ -90,12 +90,16 @@ class EngineThread:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
-    async def stop(self) -> None:
-        """End the thread after its current step; requests still in it end as aborted streams."""
+    async def stop(self, patience_s: float | None = None) -> bool:
+        """End the thread after its current step; requests still in it end as aborted streams.
+
+        False: the step took longer than ``patience_s`` (None: waits for ever), and the thread is left in it.
+        """
         self._commands.put(None)
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, patience_s)
         self.failure = self.failure or "the replica is shutting down"
         self._end_streams(EngineDead(self.failure))
+        return not self._thread.is_alive()
 
     @property
     def load(self) -> LoadReport:

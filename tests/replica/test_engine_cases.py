@@ -7,8 +7,10 @@ import threading
 from dataclasses import replace
 from typing import Any
 
+import aiohttp
 import pytest
 
+from replica.config import ReplicaConfig
 from replica.engine import Engine
 from replica.engine_limits import EngineLimits
 from replica.kv_cache.cache_settings import CacheSettings
@@ -17,8 +19,10 @@ from replica.model.load import LoadedModel
 from replica.model.reply_text import ReplyText
 from replica.model.sampling import StopRule
 from replica.request import Delta, Request
+from replica.server import app
+from replica.server.app import start
 from tests.replica.models import finish_all, greedy_request, make_engine, text_of, tiny, token_ids
-from tests.replica.serving import get, post, replica, stream, until
+from tests.replica.serving import faulty_engine, get, post, replica, stream, until
 
 BLOCK = 16
 CACHES = {"blocks": CacheSettings(), "tree": CacheSettings("radix", 1)}
@@ -82,6 +86,50 @@ def test_B012_a_step_that_hangs_fails_health_and_a_later_end_heals_it() -> None:
         asyncio.run(run())
     finally:
         goes_on.set()
+
+
+def test_B012_a_step_that_never_ends_does_not_keep_the_replica_from_stopping() -> None:
+    goes_on = threading.Event()
+
+    class HangingEngine(Engine):
+        def step(self) -> list[Delta]:
+            assert goes_on.wait(60)
+            return super().step()
+
+    def make(model: LoadedModel, limits: EngineLimits, seed: int) -> Engine:
+        return HangingEngine(model, limits, seed)
+
+    async def run() -> None:
+        async with replica(make, hang_s=0.05) as running:
+            asked = asyncio.create_task(post(running.url + "/v1/completions", {"prompt": "Hi"}))
+
+            async def hangs() -> bool:
+                return running.engine.turn_s > 0.0
+
+            await until(hangs)
+            assert await running.stop() is False
+            assert not goes_on.is_set(), "it still hangs"
+            (answered,) = await asyncio.gather(asked, return_exceptions=True)
+            assert isinstance(answered, aiohttp.ClientError) or answered[0] == 500
+
+    try:
+        asyncio.run(run())
+    finally:
+        goes_on.set()
+
+
+def test_B012_the_process_of_an_engine_that_died_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start_and_ask(config: ReplicaConfig) -> app.Running:
+        running = await start(config, make_engine=faulty_engine(lambda row: True, fatal=True))
+        running.engine.submit([greedy_request("a", (1, 2, 3), 1)])
+        return running
+
+    monkeypatch.setattr(app, "start", start_and_ask)
+    monkeypatch.setattr(app, "SHOW_FAILURE_S", 0.01)
+    config = ReplicaConfig.model_validate(
+        {"model": "tiny", "listen": "127.0.0.1:0", "threads": 1, "drain_s": 0, "kv_tokens": 4096}
+    )
+    assert app.run(config) == 1
 
 
 @pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES)

@@ -246,6 +246,13 @@ def test_templates_run_in_a_sandbox_and_their_refusals_are_told() -> None:
         ChatTemplate("{{ messages.__class__.__mro__[1].__subclasses__() }}", {}).render(messages)
     with pytest.raises(TemplateRefusal):
         ChatTemplate("{{ messages[0]['content'] + 1 }}", {}).render(messages)
+    deep: dict[str, Any] = {}
+    for _ in range(1_000):  # as deep as a request's JSON may be
+        deep = {"a": deep}
+    with pytest.raises(TemplateRefusal, match="recursion"):
+        ChatTemplate("{{ tools | tojson }}", {}).render(messages, [deep] * 3)
+    with pytest.raises(TemplateRefusal, match="zero"):
+        ChatTemplate("{{ 1 // (messages[0]['content'] | length - 1) }}", {}).render(messages)
     with pytest.raises(ModelError, match="does not compile"):
         ChatTemplate("{% for %}", {})
     tools = ChatTemplate("{{ bos_token }}{{ tools | tojson }}", {"bos_token": "<s>"})
