@@ -32,6 +32,8 @@ logger = logging.getLogger("warmroute.proxy")
 
 AHEAD_BYTES: Final = 64 * 1024
 """Read ahead of the request being served, at most (and one read more)."""
+MOST_AT_ONCE: Final = 32
+"""Pipelined requests that are begun before others get their turn."""
 WRITE_HIGH_BYTES: Final = 64 * 1024
 LINGER_S: Final = 5.0
 """After a refusal the rest of the request is read and thrown away for so long: closing on unread bytes
@@ -64,6 +66,7 @@ class ClientConnection(asyncio.Protocol):
         "_reading_paused",
         "_receiving",
         "_since",
+        "_turn_waits",
         "_unwritten",
         "_unwritten_since",
         "exchange",
@@ -84,6 +87,7 @@ class ClientConnection(asyncio.Protocol):
         self._reader = RequestReader()
         self._pumping = False
         self._reading_paused = False
+        self._turn_waits = False
         self._receiving = 0
         """Bytes of a body that is not whole yet, as counted for the whole router."""
         self._since: float | None = None
@@ -117,9 +121,8 @@ class ClientConnection(asyncio.Protocol):
         elif phase is Phase.SERVING:
             reader = self._reader
             reader.feed(data)
-            if len(reader.buffer) > AHEAD_BYTES and not self._reading_paused:
-                self._reading_paused = True
-                self.transport.pause_reading()
+            if len(reader.buffer) > AHEAD_BYTES:
+                self._read_or_wait()
 
     def eof_received(self) -> None:
         self._gone()
@@ -156,8 +159,13 @@ class ClientConnection(asyncio.Protocol):
         self._pumping = True
         reader = self._reader
         settings = self._plane.service.settings
+        begun = 0
         try:
             while reader.buffer and self._phase is Phase.READING and not self.write_paused:
+                if begun == MOST_AT_ONCE:
+                    self._turn_over()
+                    break
+                begun += 1
                 request = reader.next_request(
                     header_limit=settings.header_bytes, body_limit=settings.body_bytes
                 )
@@ -170,6 +178,8 @@ class ClientConnection(asyncio.Protocol):
                     if reader.wants_continue:
                         reader.wants_continue = False
                         self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                    if reader.turn_over:
+                        self._turn_over()
                     break
                 head, body = request
                 self._serve(head, body)
@@ -183,9 +193,31 @@ class ClientConnection(asyncio.Protocol):
                 self.transport.abort()
         finally:
             self._pumping = False
-        if self._reading_paused and len(reader.buffer) <= AHEAD_BYTES:
-            self._reading_paused = False
-            self.transport.resume_reading()
+        if self._reading_paused or len(reader.buffer) > AHEAD_BYTES:
+            self._read_or_wait()
+
+    def _turn_over(self) -> None:
+        """There is more to read in what came; others first."""
+        if not self._turn_waits:
+            self._turn_waits = True
+            asyncio.get_running_loop().call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._turn_waits = False
+        if self._phase is Phase.READING:
+            self._pump()
+
+    def _read_or_wait(self) -> None:
+        """Take no more from the client while enough is here that cannot be served yet."""
+        phase = self._phase
+        stuck = phase is Phase.SERVING or (phase is Phase.READING and (self.write_paused or self._turn_waits))
+        wait = stuck and len(self._reader.buffer) > AHEAD_BYTES
+        if wait is not self._reading_paused and not self.transport.is_closing():
+            self._reading_paused = wait
+            if wait:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
 
     def _count_receiving(self, unfinished: int, limit: int) -> None:
         """An unfinished body has so many bytes. Raises ``ClientError`` over the ``limit`` of all clients."""

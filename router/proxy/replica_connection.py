@@ -146,32 +146,34 @@ class ReplicaConnection(asyncio.Protocol):
     # --- the head --------------------------------------------------------------------------------
 
     def _read_head(self, exchange: Asker, data: bytes) -> None:
-        buffer = self._buffer
+        buffer, start = self._buffer, 0
         if buffer:
             data = buffer + data
         while True:
-            end = data.find(b"\r\n\r\n", max(0, len(buffer) - 3)) + 4
+            end = data.find(b"\r\n\r\n", max(start, len(buffer) - 3)) + 4
             if end < 4:
-                self._buffer = data
-                if len(data) > MAX_HEAD_BYTES or not (
-                    data.startswith(b"HTTP/1.") or b"HTTP/1.".startswith(data)
-                ):
+                self._buffer = data = data[start:] if start else data
+                if len(data) > MAX_HEAD_BYTES or not _may_be_head(data):
                     exchange.replica_garbled()
                 return
             try:
-                head = self.pool.read_head(data[:end])
+                head = self.pool.read_head(data[start:end])
             except GarbageError:
                 exchange.replica_garbled()
                 return
             if head.status >= 200:
                 break
-            buffer, data = b"", data[end:]  # 100 Continue, 103 Early Hints: not for the client
-            if not data:
-                self._buffer = b""
-                return
+            start = end  # 100 Continue, 103 Early Hints: not for the client
+            self.reused = False  # and whoever sends them has seen the request
         self._buffer = b""
         self._body = True
         try:
             exchange.answer_began(self, head, data, end)
         except FramingError:
             exchange.replica_garbled()
+
+
+def _may_be_head(data: bytes) -> bool:
+    """Whether more bytes can make ``data`` an answer's head: all its lines end with CRLF."""
+    begins = data.startswith(b"HTTP/1.") or b"HTTP/1.".startswith(data)
+    return begins and data.count(b"\n") == data.count(b"\r\n")

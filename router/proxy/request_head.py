@@ -5,6 +5,7 @@ colon, repeated or conflicting lengths are refused. What it accepted is cut at C
 not the router's business are passed on byte for byte.
 """
 
+import re
 from typing import Final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
@@ -13,6 +14,8 @@ from router.proxy.router_error import BAD_REQUEST, NOT_IMPLEMENTED, VERSION, Rou
 
 MAX_ID_CHARS = 128
 MAX_SESSION_CHARS = 256
+MAX_LENGTH_DIGITS: Final = 20
+"""As many as 64 bits have."""
 
 # Lines that are not passed on as they are: hop-by-hop, made anew, or read by the router.
 READ_HEADERS = frozenset(
@@ -34,10 +37,17 @@ READ_HEADERS = frozenset(
         b"transfer-encoding",
         b"upgrade",
         b"x-api-key",
+        b"x-data-parallel-host-port",
         b"x-data-parallel-rank",
+        b"x-encoder-hosts-ports",
         b"x-forwarded-for",
         b"x-forwarded-proto",
         b"x-request-id",
+        b"x-kv-cache-source-host-port",
+        b"x-llm-d-data-parallel-host-port",
+        b"x-llm-d-encoder-hosts-ports",
+        b"x-llm-d-kv-cache-source-host-port",
+        b"x-llm-d-prefiller-host-port",
         b"x-prefiller-host-port",
         b"x-session-id",
         b"x-warmroute-kv-source",
@@ -48,6 +58,8 @@ CLIENT_KEYS = (b"authorization", b"api-key", b"x-api-key")
 _NO_BODY_METHODS: Final = frozenset({b"GET", b"HEAD", b"DELETE", b"OPTIONS"})
 _FRAMING = frozenset({b"content-length", b"host", b"transfer-encoding"})
 """Never hop-by-hop, whatever Connection says."""
+_HOST = re.compile(rb"(?:\[[0-9A-Za-z:.%_~-]+\]|[0-9A-Za-z\-._~%!$&'()*+;=]*)(?::[0-9]*)?").fullmatch
+"""RFC 3986, 3.2.2, but for the comma, which is how a second Host shows; empty is allowed."""
 _INVISIBLE = bytes(byte for byte in range(256) if not 0x21 <= byte <= 0x7E)
 
 
@@ -172,7 +184,7 @@ def _check_host(host: bytes | None, http10: bool) -> None:
     if host is None:
         if not http10:
             raise ClientError(BAD_REQUEST)
-    elif b"," in host or b" " in host:  # twice, or not a host
+    elif not _HOST(host):  # twice, or not a host
         raise ClientError(BAD_REQUEST)
 
 
@@ -184,7 +196,7 @@ def _read_framing(found: dict[bytes, bytes], http10: bool) -> int:
         raise ClientError(BAD_REQUEST)
     if length is None:
         return 0
-    if not length.isdigit():
+    if not length.isdigit() or len(length) > MAX_LENGTH_DIGITS:
         raise ClientError(BAD_REQUEST)
     return int(length)
 

@@ -10,6 +10,12 @@ from router.proxy.request_head import ClientError, RequestHead, check_partial_he
 from router.proxy.router_error import BAD_REQUEST, BODY_TOO_LARGE, HEADERS_TOO_LARGE
 
 MAX_LENGTH_DIGITS: Final = 15
+MOST_KNOWN_HEAD_BYTES: Final = 8 * 1024
+"""A longer head is judged anew each time: thousands of idle clients must not have theirs kept."""
+MOST_CHUNKED_BYTES: Final = 32 * 1024
+"""Of a chunked body, read at once: chunks of a few bytes cost a microsecond each."""
+SMALL_PIECE_BYTES: Final = 4 * 1024
+"""Smaller pieces of a body are put together as they come: each would take ten times its size."""
 
 
 class Expecting(Enum):
@@ -45,6 +51,7 @@ class RequestReader:
         "_payload_bytes",
         "buffer",
         "expecting",
+        "turn_over",
         "wants_continue",
     )
 
@@ -54,6 +61,8 @@ class RequestReader:
         self.expecting = Expecting.REQUEST
         self.wants_continue = False
         """The client waits for ``100 Continue``; whoever writes it clears this."""
+        self.turn_over = False
+        """``next_request`` found no whole request, but has not looked at all of the buffer."""
         self._head: RequestHead | None = None
         self._body: Framing | None = None
         self._payload: list[bytes] = []
@@ -126,15 +135,14 @@ class RequestReader:
         return head, length
 
     def _read_head(self, limit: int) -> tuple[RequestHead, int] | None:
+        if not self._fed and self.buffer.startswith(b"\r\n"):
+            self._skip_blank_lines()
         buffer = self.buffer
-        if not self._fed:
-            while buffer.startswith(b"\r\n"):  # RFC 9112, 2.2: some clients end a body so
-                buffer = self.buffer = buffer[2:]
         end = buffer.find(b"\r\n\r\n", 0, limit) + 4
         if end < 4:
             if len(buffer) >= limit:
                 raise ClientError(HEADERS_TOO_LARGE.at(limit))
-            if buffer:
+            if buffer and buffer != b"\r":  # half a blank line
                 self._judge_partial(buffer)
             return None
         self._partial = None
@@ -145,7 +153,17 @@ class RequestReader:
         self._remember(raw, head, length)
         return head, length
 
+    def _skip_blank_lines(self) -> None:
+        """RFC 9112, 2.2: some clients end a body so."""
+        buffer = self.buffer
+        pairs = (len(buffer) - len(buffer.lstrip(b"\r\n"))) // 2
+        if buffer.startswith(b"\r\n" * pairs):  # else it is no blank line, and refused
+            self.buffer = buffer[2 * pairs :]
+
     def _remember(self, raw: bytes, head: RequestHead, length: int) -> None:
+        if len(raw) > MOST_KNOWN_HEAD_BYTES:
+            self._known_head = None
+            return
         self._known_head = head
         self._before_length, self._after_length = raw, None
         name = raw.lower().find(b"\r\ncontent-length:")
@@ -175,20 +193,31 @@ class RequestReader:
         self.expecting = Expecting.BODY
 
     def _read_body(self, head: RequestHead, body: Framing, limit: int) -> tuple[RequestHead, bytes] | None:
-        payload, buffer = self._payload, self.buffer
-        known = len(payload)
+        buffer = self.buffer
+        now = buffer[:MOST_CHUNKED_BYTES] if head.chunked else buffer
+        pieces: list[bytes] = []
         try:
-            end = body.take(buffer, 0, payload)
+            end = body.take(now, 0, pieces)
         except FramingError:
             raise ClientError(BAD_REQUEST) from None
         self.buffer = buffer[end:]
-        self._payload_bytes += sum(map(len, payload[known:]))
+        self._collect(pieces[0] if len(pieces) == 1 else b"".join(pieces))
         if self._payload_bytes > limit:
             raise ClientError(BODY_TOO_LARGE.at(limit))
+        self.turn_over = not body.done and len(self.buffer) > 0
         if not body.done:
             return None
+        payload = self._payload
         self._head = self._body = None
         self._payload = []
         self.wants_continue = False
         self.expecting = Expecting.REQUEST
         return head, b"".join(payload)
+
+    def _collect(self, piece: bytes) -> None:
+        payload = self._payload
+        self._payload_bytes += len(piece)
+        if payload and len(piece) < SMALL_PIECE_BYTES and len(payload[-1]) < SMALL_PIECE_BYTES:
+            payload[-1] += piece
+        else:
+            payload.append(piece)

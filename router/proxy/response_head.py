@@ -5,6 +5,8 @@ llhttp judges the head strictly; hop-by-hop lines are dropped, all others are pa
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from router.proxy.request_head import MAX_LENGTH_DIGITS
+
 _READ = frozenset(
     {
         b"connection",
@@ -91,7 +93,7 @@ def read_response_head(head: bytes) -> ResponseHead:
             continue
         value = line[colon + 1 :].strip(b" \t").lower()
         if name == b"content-length":
-            if not value.isdigit():
+            if not value.isdigit() or len(value) > MAX_LENGTH_DIGITS:
                 raise GarbageError("content-length")
             answer.content_length = int(value)
         elif name == b"transfer-encoding":

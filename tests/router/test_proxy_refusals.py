@@ -22,6 +22,9 @@ BAD: dict[str, bytes] = {
     "empty length": START + b"Content-Length:\r\n\r\n{}",
     "negative length": START + b"Content-Length: -1\r\n\r\n{}",
     "huge length": START + b"Content-Length: 99999999999999999999999\r\n\r\n",
+    "length of thousands of digits": START + b"Content-Length: " + b"0" * 5000 + b"2\r\n\r\n{}",
+    "host with a path": b"GET /v1/x HTTP/1.1\r\nHost: h/x\r\n\r\n",
+    "host with credentials": b"GET /v1/x HTTP/1.1\r\nHost: me@h\r\n\r\n",
     "unknown coding": START + b"Transfer-Encoding: xchunked\r\n\r\n",
     "two codings": START + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
     "chunked not last": START + b"Transfer-Encoding: chunked, gzip\r\n\r\n0\r\n\r\n",
@@ -446,14 +449,27 @@ def test_long_texts_and_a_million_token_ids_are_no_crowd() -> None:
     with_rig(scenario)
 
 
-def test_a_client_cannot_choose_the_engines_rank_by_header() -> None:
+ENGINE_STEERING = (
+    "x-data-parallel-rank",
+    "x-data-parallel-host-port",
+    "x-encoder-hosts-ports",
+    "x-kv-cache-source-host-port",
+    "x-prefiller-host-port",
+    "x-llm-d-data-parallel-host-port",
+    "x-llm-d-encoder-hosts-ports",
+    "x-llm-d-kv-cache-source-host-port",
+    "x-llm-d-prefiller-host-port",
+)
+"""vLLM's rank, and where the sidecar of llm-d has parts of a request computed: the prompt would go there."""
+
+
+def test_B013_B066_no_header_of_a_client_chooses_rank_or_host() -> None:
     async def scenario(rig: Rig) -> None:
-        client = await rig.client()
-        body = json.dumps(CHAT).encode()
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nX-Data-Parallel-Rank: 3\r\n"
-        await client.send(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        assert (await client.answer()).status == 200
-        assert rig.replica.requests[0].field("x-data-parallel-rank") is None
+        answer = await rig.ask(CHAT, **dict.fromkeys(ENGINE_STEERING, "169.254.169.254:80"), x_kept="a")
+        assert answer.status == 200
+        (seen,) = rig.replica.requests
+        assert seen.field("x-kept") == "a"
+        assert not {name for name, _ in seen.fields} & {name.encode() for name in ENGINE_STEERING}
 
     with_rig(scenario)
 

@@ -88,6 +88,8 @@ FAILURES: dict[str, list[Any]] = {
     "two lengths": [Send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}")],
     "length and chunks": [Send(head(content_length="2", transfer_encoding="chunked") + b"{}")],
     "folded header": [Send(b"HTTP/1.1 200 OK\r\nA: b\r\n c\r\nContent-Length: 2\r\n\r\n{}")],
+    "lines ended by LF alone": [Send(b"HTTP/1.1 200 OK\nContent-Length: 2\n\n{}"), Hang()],
+    "a length of thousands of digits": [Send(head(content_length="0" * 5000 + "2") + b"{}")],
     "an upgrade": [Send(b"HTTP/1.1 101 Go\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n")],
 }
 
@@ -321,6 +323,21 @@ def test_half_an_answer_on_a_reused_connection_is_not_sent_again_there() -> None
         await client.post(CHAT)
         await client.answer()
         rig.replica.default = [Send(b"HTTP/1.1 200"), Close()]
+        await client.post(CHAT)
+        assert (await client.answer()).error["code"] == "replica_closed"
+        assert len(rig.replica.requests) == 2
+
+    with_rig(scenario)
+
+
+def test_a_replica_that_said_continue_has_seen_the_request() -> None:
+    """It is no longer the idle connection that closed: the request goes to another replica or fails."""
+
+    async def scenario(rig: Rig) -> None:
+        client = await rig.client()
+        await client.post(CHAT)
+        await client.answer()
+        rig.replica.default = [Send(b"HTTP/1.1 100 Continue\r\n\r\n"), Close()]
         await client.post(CHAT)
         assert (await client.answer()).error["code"] == "replica_closed"
         assert len(rig.replica.requests) == 2
