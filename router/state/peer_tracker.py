@@ -17,7 +17,7 @@ REMEMBERED_OWN = 1_024
 
 ASK_AGAIN_S = 0.25
 ASK_FOR_PROMPTS = 3
-"""Who tells no prompts again when asked so often is of an earlier version."""
+"""Who states what it has so often without the prompts it was asked for is of an earlier version."""
 REMEMBERED_GONE = 256
 """Routers that were not heard for their lease and may come back."""
 
@@ -34,14 +34,17 @@ class Wanted:
     """When to ask, or to ask again."""
     lacks: tuple[int, int] | None = None
     """First and last of the batches that did not arrive."""
-    asked: int = 0
-    """How often."""
+    without: int = 0
+    """Statements that came without the prompts. (How often it was asked says nothing: that may be lost.)"""
 
     def answered(self, again: tuple[int, int] | None) -> bool:
-        """A statement with the prompts of the batches ``again`` is all that was wanted."""
-        if self.lacks is None or self.asked >= ASK_FOR_PROMPTS:
+        """A statement with the prompts of the batches ``again`` came: is it all that was wanted?"""
+        if self.lacks is None:
             return True
-        return again is not None and again[0] <= self.lacks[0] and self.lacks[1] <= again[1]
+        if again is not None and again[0] <= self.lacks[0] and self.lacks[1] <= again[1]:
+            return True
+        self.without += 1
+        return self.without >= ASK_FOR_PROMPTS
 
 
 @dataclass(slots=True)
@@ -167,7 +170,6 @@ class PeerTracker:
         due = {router: wanted for router, wanted in self._wanted.items() if wanted.at <= now}
         for wanted in due.values():
             wanted.at = now + ASK_AGAIN_S
-            wanted.asked += 1
         return list(due), {router: one.lacks for router, one in due.items() if one.lacks is not None}
 
     def expire(self, now: float) -> list[str]:

@@ -15,6 +15,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from router.config_values import masked_url
 from router.ended_tasks import end_tasks
@@ -66,6 +67,7 @@ class RedisState:
         )
         self._warm_up = WarmUp(config, self.router, fleet, self._tracker, self._writer.ask_for_warmth, clock)
         self._snapshot = MemoryState(config, fleet, clock=clock)
+        self._first_state = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -80,7 +82,11 @@ class RedisState:
             task = asyncio.create_task(work, name=name)
             task.add_done_callback(_log_fault)
             self._tasks.append(task)
-        await asyncio.wait([self._tasks[-1]], timeout=WARM_LIMIT_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WARM_LIMIT_S):
+                await self._first_state.wait()
+                if self._status.state is not LinkState.CUT_OFF:
+                    await asyncio.wait([self._tasks[-1]])
         await self._snapshot.start(read=self._warm_up.source is None)
 
     async def stop(self) -> None:
@@ -142,10 +148,12 @@ class RedisState:
             self._after_news()
 
     def _state_changed(self, state: LinkState) -> None:
+        self._first_state.set()
         if state is LinkState.CUT_OFF:
             self._fleet.tenants.alone()
         else:
             self._fleet.tenants.sharing()
+            self._warm_up.linked()
         # Work of others that is not heard of makes replicas look slow.
         self._fleet.speed.blind = state is LinkState.CUT_OFF and bool(self._tracker.live)
 

@@ -51,10 +51,15 @@ class WarmUp:
         self._tracker = tracker
         self._ask = ask
         self._clock = clock
+        self._linked = asyncio.Event()
         self._wanted = asyncio.Event()
         self._peer_heard = asyncio.Event()
         self.source: str | None = None
         """The peer this router was warmed by."""
+
+    def linked(self) -> None:
+        """The store works, and what others tell is heard."""
+        self._linked.set()
 
     def look(self) -> None:
         """Something was heard: somebody is there, or asks to be warmed."""
@@ -69,7 +74,11 @@ class WarmUp:
     # --- the newcomer ---------------------------------------------------------------------------
 
     async def take(self) -> None:
-        """Ask one peer after the other until one has told all it knows. Alone: nothing."""
+        """Ask one peer after the other until one has told all it knows. Alone: nothing.
+
+        Begins when the store works for the first time, however long after the start that is.
+        """
+        await self._linked.wait()
         asked: set[str] = set()
         with suppress(TimeoutError):
             async with asyncio.timeout(PEERS_ANSWER_S):

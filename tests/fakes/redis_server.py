@@ -22,6 +22,9 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 START_LIMIT_S = 10.0
+START_TRIES = 3
+FREE_PORT = "a port nobody listens on"
+"""Among a server's options, replaced when it starts."""
 
 REDIS = shutil.which(os.environ.get("REDIS_SERVER", "redis-server"))
 needs_redis = pytest.mark.skipif(REDIS is None, reason="needs redis-server")
@@ -82,20 +85,34 @@ class RedisServer:
         return f"{'rediss' if self._tls else 'redis'}://127.0.0.1:{self.port}"
 
     async def start(self, *more: str) -> None:
-        """Start it, empty; returns when it answers."""
+        """Start it, empty; returns when it answers. A port that somebody else took meanwhile is changed,
+        unless it was started on that before."""
+        for tries in range(START_TRIES if self._process is None else 1):
+            self.port = free_port() if tries else self.port
+            await self._run(*more)
+            assert self._process is not None
+            if self._process.returncode is None:
+                return
+        raise AssertionError("redis-server does not start")
+
+    async def _run(self, *more: str) -> None:
+        """Until it answers, or has ended."""
         ports = ("--port", "0", "--tls-port") if self._tls else ("--port",)
         config = () if self._config is None else (str(self._config),)
         keep = () if config else ("--save", "", "--appendonly", "no")
+        options = [str(free_port()) if one is FREE_PORT else one for one in self._options]
         self._process = await asyncio.create_subprocess_exec(
             self._program, *config, *ports, str(self.port), "--bind", "127.0.0.1", *keep,
             "--dir", self._folder.name,
-            *self._options, *more,
+            *options, *more,
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         await _until(self._listens)
 
     async def _listens(self) -> bool:
-        assert self._process is not None and self._process.returncode is None, "redis-server does not start"
+        assert self._process is not None
+        if self._process.returncode is not None:
+            return True
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", self.port)
         except OSError:

@@ -80,7 +80,11 @@ async def router_process(
     assert process.stderr is not None
     router.following = asyncio.create_task(router.follow_log(process.stderr))
     try:
-        await until(lambda: any("listening on" in line for line in router.log), START_LIMIT_S)
+        following = router.following
+        await until(
+            lambda: following.done() or any("listening on" in line for line in router.log), START_LIMIT_S
+        )
+        assert not following.done(), router.log
         (line,) = (line for line in router.log if "listening on" in line)
         found = re.search(r"listening on (\S+) \(admin (\S+)\)", line)
         assert found is not None, line

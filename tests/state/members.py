@@ -77,6 +77,11 @@ class Member:
         """Some replica is believed to hold the prompt."""
         return blocks in self.fleet.index.match(prompt(name, blocks).keys)
 
+    async def warmed_from(self) -> str:
+        """Who told it what it knew, once somebody has."""
+        await until(lambda: self.report.warmed_from is not None)
+        return self.report.warmed_from or ""
+
     def vanish(self) -> None:
         """The process dies: nobody is told."""
         assert isinstance(self.state, RedisState)

@@ -57,7 +57,7 @@ def test_a_restart_is_warm(kind: str, tmp_path: Path) -> None:
         await asyncio.sleep(0.1)
         await before.state.stop()
         after = await started(state)
-        assert after.report.warmed_from
+        assert await after.warmed_from()
         assert all(after.knows(name) for name in range(300))
         await until(lambda: after.fleet.replicas[0].draining and not after.fleet.replicas[1].draining)
         after.fleet.drained(0, time.monotonic(), on=False)

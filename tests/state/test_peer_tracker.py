@@ -61,6 +61,16 @@ def test_who_cannot_tell_prompts_again_is_not_asked_for_ever() -> None:
     assert not tracker.wants(99.0)
 
 
+def test_questions_that_were_lost_do_not_make_another_routers_answer_do() -> None:
+    tracker, _ = make()
+    tracker.received(statement(1), 0.0)
+    tracker.received(Batch("you", 4), 0.1)
+    for second in range(1, 10):
+        tracker.ask(float(second))
+    tracker.received(statement(5), 10.0)
+    assert tracker.ask(20.0) == (["you"], {"you": (2, 3)})
+
+
 def test_what_was_missed_while_a_router_was_gone_is_asked_for() -> None:
     tracker, _ = make()
     tracker.received(statement(3), 0.0)

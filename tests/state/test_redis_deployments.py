@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from router.config import ConfigError
-from tests.fakes.redis_server import RedisServer, free_port, has_tls, needs_redis
+from tests.fakes.redis_server import FREE_PORT, RedisServer, free_port, has_tls, needs_redis
 from tests.state.members import Member, Members, until, with_redis
 
 pytestmark = needs_redis
@@ -116,7 +116,7 @@ def test_cluster() -> None:
         one, _ = await shares(members, server.url, cluster=True)
         one.end(one.send(5))
         late = await members.start(cluster=True)
-        assert late.report.warmed_from and late.knows(5)
+        assert await late.warmed_from() and late.knows(5)
 
     # The cluster's own port would else be 10,000 higher, which may be no port at all.
-    with_redis(scenario, "--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+    with_redis(scenario, "--cluster-enabled", "yes", "--cluster-port", FREE_PORT)

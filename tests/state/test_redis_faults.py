@@ -169,7 +169,7 @@ def test_acl_users_may_do_what_is_documented_and_no_more() -> None:
         one.end(one.send(1))
         two = await members.start(username="router", password="secret")
         await until(sharing(one, two))
-        assert two.report.warmed_from == one.report.router and two.knows(1)
+        assert await two.warmed_from() == one.report.router and two.knows(1)
         await server.ask("ACL", "SETUSER", "router", "-xadd")
         await until(lambda: one.report.state == "mute")
         assert "ACL" in (one.report.fault or "")

@@ -75,10 +75,28 @@ def test_B118_a_router_that_starts_is_warm() -> None:
         running = one.send(9_999)
         await until(lambda: two.knows(499))
         three = await members.start()
-        assert three.report.warmed_from in (one.report.router, two.report.router)
+        assert await three.warmed_from() in (one.report.router, two.report.router)
         assert all(three.knows(name) for name in range(500))
         await until(lambda: three.fleet.replicas[0].draining and sum(three.in_flight()) == 1)
         one.end(running)
+
+    with_redis(scenario)
+
+
+def test_a_router_that_starts_before_redis_is_warm_soon_after_it() -> None:
+    """The others tell again what they sent lately, not all they know: that has to be asked for."""
+
+    async def scenario(server: RedisServer, members: Members) -> None:
+        one = await members.start()
+        for name in range(20):
+            one.end(one.send(name))
+        await until(lambda: one.report.state == "sharing")
+        await server.kill()
+        two = await members.start()
+        assert two.report.state == "cut_off" and not two.knows(1)
+        await server.start()
+        assert await two.warmed_from() == one.report.router
+        assert all(two.knows(name) for name in range(20))
 
     with_redis(scenario)
 
@@ -91,6 +109,7 @@ def test_learned_speeds_go_with_the_rest() -> None:
             cost.prefill_started(float(second))
             cost.prefill_finished(second + 0.5, 1_000, 0, 0)
         two = await members.start()
+        await two.warmed_from()
         assert two.fleet.replicas[1].cost.prefill_factor == pytest.approx(cost.prefill_factor, rel=1e-3)
         assert two.fleet.speed.prefill_factor == pytest.approx(one.fleet.speed.prefill_factor, rel=1e-3)
 
