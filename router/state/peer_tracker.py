@@ -34,8 +34,9 @@ class Wanted:
     """When to ask, or to ask again."""
     lacks: tuple[int, int] | None = None
     """First and last of the batches that did not arrive."""
+    asked: bool = False
     without: int = 0
-    """Statements that came without the prompts. (How often it was asked says nothing: that may be lost.)"""
+    """Statements since then without the prompts. (How often it was asked says nothing: that may be lost.)"""
 
     def answered(self, again: tuple[int, int] | None) -> bool:
         """A statement with the prompts of the batches ``again`` came: is it all that was wanted?"""
@@ -43,7 +44,7 @@ class Wanted:
             return True
         if again is not None and again[0] <= self.lacks[0] and self.lacks[1] <= again[1]:
             return True
-        self.without += 1
+        self.without += self.asked
         return self.without >= ASK_FOR_PROMPTS
 
 
@@ -169,7 +170,7 @@ class PeerTracker:
         """Routers whose statement is wanted, and of which batches the prompts are; until they come."""
         due = {router: wanted for router, wanted in self._wanted.items() if wanted.at <= now}
         for wanted in due.values():
-            wanted.at = now + ASK_AGAIN_S
+            wanted.at, wanted.asked = now + ASK_AGAIN_S, True
         return list(due), {router: one.lacks for router, one in due.items() if one.lacks is not None}
 
     def expire(self, now: float) -> list[str]:
