@@ -27,6 +27,7 @@ from router.routing.replica_state import ReplicaState
 log = logging.getLogger("warmroute.prober")
 
 REPORT_BYTES = 4 * 1024 * 1024
+"""A longer page is not read on."""
 MODELS_EVERY = 15
 
 
@@ -156,7 +157,7 @@ class Prober:
         failure, refused, late = "", False, False
         try:
             async with self._get(session, replica, self._config.health.path) as answer:
-                await answer.read()
+                await _body(answer)
                 # 404 and 405: alive, but an OpenAI server without that path.
                 if not (200 <= answer.status < 300 or answer.status in (404, 405)):
                     failure = f"status {answer.status}"
@@ -219,6 +220,16 @@ class Prober:
             async with self._get(session, replica, path) as answer:
                 if answer.status != 200:
                     return None
-                return await answer.content.read(REPORT_BYTES)
+                return await _body(answer)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return None
+
+
+async def _body(answer: aiohttp.ClientResponse) -> bytes | None:
+    """All of it, in however many pieces it comes; ``None``: it is longer than a page that tells something."""
+    body = bytearray()
+    async for piece in answer.content.iter_any():
+        body += piece
+        if len(body) > REPORT_BYTES:
+            return None
+    return bytes(body)

@@ -139,19 +139,20 @@ def with_router(
     down: int = 0,
     others: Sequence[dict[str, Any]] = (),
     make_path: MakeRequestPath = DataPlane,
+    before: Callable[[FakeReplica], None] = lambda fake: None,
     **config: Any,
 ) -> None:
     """Run ``scenario`` against a fresh router in front of ``replicas`` fakes and ``others``.
 
     The last ``down`` fakes do not listen at the start; the first ``known`` alone are in the first config.
-    Afterwards everything must be released and nothing
+    ``before``: done to each before the router starts. Afterwards everything must be released and nothing
     logged as an error.
     """
     config.setdefault("policy", {"kind": "round_robin"})
     config.setdefault("health", QUICK_HEALTH)
     config.setdefault("shutdown_timeout_s", 2.0)
     known = replicas if known is None else known
-    uvloop.run(_run(scenario, replicas, known, down, list(others), config, make_path))
+    uvloop.run(_run(scenario, replicas, known, down, list(others), config, make_path, before))
 
 
 async def _run(
@@ -162,6 +163,7 @@ async def _run(
     others: list[dict[str, Any]],
     config: dict[str, Any],
     make_path: MakeRequestPath,
+    before: Callable[[FakeReplica], None],
 ) -> None:
     errors: list[str] = []
 
@@ -175,6 +177,7 @@ async def _run(
     logging.getLogger("warmroute").addHandler(handler)
     fakes = [FakeReplica() for _ in range(count)]
     for fake in fakes:
+        before(fake)
         await fake.start()
     for fake in fakes[count - down :]:
         await fake.kill()

@@ -27,8 +27,8 @@ class Page:
         self._body = body
         self.content = self
 
-    async def read(self, _: int = -1) -> bytes:
-        return self._body
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        yield self._body
 
 
 class Swallowing:
