@@ -16,6 +16,7 @@ from router.config_values import (
     SECRET_KEYS,
     Address,
     HostName,
+    PathPattern,
     Secret,
     Secrets,
     Section,
@@ -68,9 +69,13 @@ class PolicyConfig(Section):
 
 ControlField = Literal[
     "bootstrap_host",
+    "bootstrap_pair_key",
     "bootstrap_port",
     "bootstrap_room",
     "data_parallel_rank",
+    "decode_tp_size",
+    "disagg_prefill_dp_rank",
+    "ec_transfer_params",
     "kv_transfer_params",
     "priority",
     "routed_dp_rank",
@@ -260,6 +265,10 @@ class RouterConfig(Section):
     """Pass a client's Authorization header on to replicas for which there is no key."""
     client_control_fields: tuple[ControlField, ...] = ()
     """Body fields that steer the engine and that clients may set all the same; others get 400."""
+    allowed_paths: tuple[PathPattern, ...] = ()
+    """What clients may ask replicas for; everything under ``/v1/`` unless set."""
+    refused_paths: tuple[PathPattern, ...] = ()
+    """What they may not, although it is allowed."""
     shutdown_delay_s: Annotated[float, Field(ge=0)] = 0.0
     """On SIGTERM ``/readiness`` fails at once and requests are still accepted for this long."""
     shutdown_timeout_s: PositiveFloat = 30.0

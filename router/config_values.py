@@ -15,6 +15,7 @@ SECRET_KEYS = frozenset(
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _CREDENTIALS = re.compile(r"//.*@")
 _HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9])?")
+_PATH_PATTERN = re.compile(r"([A-Z]+ )?/[\w.~!$&'()*+,=:@/-]*", re.ASCII)
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
@@ -58,6 +59,17 @@ def _is_host_name(value: object) -> str:
 
 
 HostName = Annotated[str, BeforeValidator(_is_host_name)]
+
+
+def _is_path_pattern(value: object) -> str:
+    if not isinstance(value, str) or not _PATH_PATTERN.fullmatch(value):
+        raise ValueError(
+            "expected a path, a method before it if need be, * for anything: /v1/files/*, DELETE /v1/files/*"
+        )
+    return value
+
+
+PathPattern = Annotated[str, BeforeValidator(_is_path_pattern)]
 
 
 def _secret(value: object) -> SecretStr:

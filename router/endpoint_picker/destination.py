@@ -7,17 +7,16 @@ key as the first, and take a tenant's cache salt as it does.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from replica.contract.kv_source import KV_SOURCE_HEADER
 from router.endpoint_picker.endpoints import Endpoints
-from router.proxy.request_head import CLIENT_KEYS
-from router.proxy.service import PREFILLER_HEADER, Service
+from router.proxy.request_head import CLIENT_KEYS, STEERING_HEADERS
+from router.proxy.service import Service
 from router.proxy.settings import ProxySettings
 from router.proxy.tenant_request import SALT_HEADERS, without_salt
 from router.proxy.trace_context import TRACE_FIELDS
 from router.routing.replica_state import ReplicaState
 
 _CLIENT_KEYS = tuple(name.decode() for name in CLIENT_KEYS)
-_KV_SOURCES = (KV_SOURCE_HEADER, PREFILLER_HEADER)
+_STEERING = tuple(name.decode() for name in sorted(STEERING_HEADERS))
 _SALTS = tuple(name.decode() for name in sorted(SALT_HEADERS))
 
 
@@ -65,7 +64,7 @@ def destination(
     if first.key_line:
         fields["authorization"] = first.key_line.partition(b": ")[2].strip().decode()
         removed = _CLIENT_KEYS[1:]
-    removed += tuple(name for name in _KV_SOURCES if kv_source is None or name != kv_source[0])
+    removed += tuple(name for name in _STEERING if kv_source is None or name != kv_source[0])
     if kv_source is not None:
         fields[kv_source[0]] = kv_source[1]
     if trace is not None:

@@ -113,7 +113,7 @@ class Pick:
         incoming.begin(message)
         self.request_id = incoming.head.request_id or self._service.new_request_id()
         self._within = self._endpoints.within(incoming.subset)
-        caller, refusal = admitted(self._settings, incoming.head)
+        caller, refusal = admitted(self._settings, incoming.head, routed=True)
         if caller is not None:
             self.admission = Admission(caller)
             if refusal is None and incoming.body_hidden:

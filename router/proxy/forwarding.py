@@ -5,7 +5,7 @@ import asyncio
 from router.proxy.cors import is_preflight, without_origin
 from router.proxy.own_routes import is_open, is_routed
 from router.proxy.request_head import ForwardedAs, RequestHead, client_keys
-from router.proxy.router_error import RouterError
+from router.proxy.router_error import PATH_REFUSED, RouterError
 from router.proxy.settings import ProxySettings
 from router.proxy.tenancy import Caller
 from router.proxy.tenant_request import without_salts
@@ -36,12 +36,13 @@ class Forwarding:
         self.cors_lines = b"" if cors is None else cors.lines(head)
         """Header lines of whatever is answered."""
         open_to_all = is_open(head) or self.preflight
-        caller, refusal = (None, None) if open_to_all else admitted(settings, head)
+        routed = is_routed(head)
+        caller, refusal = (None, None) if open_to_all else admitted(settings, head, routed=routed)
         self.refusal = refusal
         """Why it goes nowhere."""
         self.caller = caller
         """Whose it is, where tenants are told apart."""
-        self.routed = is_routed(head)
+        self.routed = routed
         """A replica answers it."""
         peer = client.get_extra_info("peername")
         address = peer[0].encode("ascii", "ignore") if isinstance(peer, tuple) and peer else b""
@@ -56,13 +57,19 @@ class Forwarding:
         """For replicas that have no key of their own."""
 
 
-def admitted(settings: ProxySettings, head: RequestHead) -> tuple[Caller | None, RouterError | None]:
-    """Whose the request is, where tenants are told apart; and why it goes nowhere."""
+def admitted(
+    settings: ProxySettings, head: RequestHead, *, routed: bool
+) -> tuple[Caller | None, RouterError | None]:
+    """Whose the request is, where tenants are told apart; and why it goes nowhere.
+
+    ``routed``: a replica is to answer it.
+    """
+    closed = PATH_REFUSED if routed and settings.paths.refuse(head.method, head.path) else None
     authorization = head.found.get(b"authorization")
     tenancy = settings.tenancy
     if tenancy is None:
-        return None, settings.keys.refusal(authorization)
+        return None, settings.keys.refusal(authorization) or closed
     found = tenancy.caller(authorization)
     if isinstance(found, RouterError):
         return None, found
-    return found, found.path_refusal(head.path)
+    return found, closed or found.path_refusal(head.path)

@@ -17,8 +17,23 @@ MAX_SESSION_CHARS = 256
 MAX_LENGTH_DIGITS: Final = 20
 """As many as 64 bits have."""
 
+STEERING_HEADERS = frozenset(
+    {
+        b"x-data-parallel-host-port",
+        b"x-data-parallel-rank",
+        b"x-encoder-hosts-ports",
+        b"x-kv-cache-source-host-port",
+        b"x-llm-d-data-parallel-host-port",
+        b"x-llm-d-encoder-hosts-ports",
+        b"x-llm-d-kv-cache-source-host-port",
+        b"x-llm-d-prefiller-host-port",
+        b"x-prefiller-host-port",
+        b"x-warmroute-kv-source",
+    }
+)
+"""What tells an engine, or the sidecar before it, who computes and where KV is: never a client's to say."""
 # Lines that are not passed on as they are: hop-by-hop, made anew, or read by the router.
-READ_HEADERS = frozenset(
+READ_HEADERS = STEERING_HEADERS | frozenset(
     {
         b"accept-encoding",
         b"api-key",
@@ -37,20 +52,10 @@ READ_HEADERS = frozenset(
         b"transfer-encoding",
         b"upgrade",
         b"x-api-key",
-        b"x-data-parallel-host-port",
-        b"x-data-parallel-rank",
-        b"x-encoder-hosts-ports",
         b"x-forwarded-for",
         b"x-forwarded-proto",
         b"x-request-id",
-        b"x-kv-cache-source-host-port",
-        b"x-llm-d-data-parallel-host-port",
-        b"x-llm-d-encoder-hosts-ports",
-        b"x-llm-d-kv-cache-source-host-port",
-        b"x-llm-d-prefiller-host-port",
-        b"x-prefiller-host-port",
         b"x-session-id",
-        b"x-warmroute-kv-source",
         b"x-warmroute-policy",
     }
 )

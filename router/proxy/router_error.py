@@ -60,6 +60,9 @@ KEY_OF_OTHER_PORT = RouterError(403, "wrong_port", "The key is for the other por
 ORIGIN_NOT_ALLOWED = RouterError(
     403, "origin_not_allowed", "Pages of this origin may not use the router (cors.origins)"
 )
+PATH_REFUSED = RouterError(
+    403, "path_refused", "The operator has closed this path to clients (allowed_paths, refused_paths)"
+)
 NOT_FOUND = RouterError(404, "not_found", "Unknown path; expected /v1/..., /health or /readiness")
 MODEL_NOT_FOUND = RouterError(404, "model_not_found", "No replica serves the requested model; see /v1/models")
 CONTROL_FIELD = RouterError(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from router.config import RouterConfig
 from router.proxy.cors import Cors, cors_of
 from router.proxy.key_ring import KeyRing, public_keys
+from router.proxy.path_rules import PathRules
 from router.proxy.tenancy import Tenancy
 
 
@@ -39,6 +40,8 @@ class ProxySettings:
     cors: Cors | None
     """Set where the router answers browsers' preflights itself."""
     client_control_fields: frozenset[str]
+    paths: PathRules
+    """Which of the replicas' paths clients may ask for."""
     traced: bool
     """Each request has a span, and its replica gets that instead of the client's."""
     ready_without_replicas: bool
@@ -91,6 +94,7 @@ def proxy_settings(config: RouterConfig, tenancy: Tenancy | None) -> ProxySettin
         tenancy=tenancy,
         cors=cors_of(config),
         client_control_fields=frozenset(config.client_control_fields),
+        paths=PathRules(config.allowed_paths, config.refused_paths),
         traced=config.tracing is not None,
         ready_without_replicas=config.readiness == "router",
     )

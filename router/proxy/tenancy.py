@@ -3,12 +3,12 @@
 import os
 from collections.abc import Iterable
 from hashlib import blake2b
-from urllib.parse import unquote
 
 from replica.contract.cache_salt import derived_salt, signed_salt
 from router.config import KeysConfig
 from router.proxy.counters import Counters, TenantCounters
 from router.proxy.key_ring import bearer_token
+from router.proxy.path_rules import plain_path
 from router.proxy.router_error import (
     KEY_MISSING,
     KEY_OF_OTHER_PORT,
@@ -63,9 +63,14 @@ class Caller:
 
     def path_refusal(self, path: bytes) -> RouterError | None:
         """Why it may not ask for ``path``: what ``/v1/models`` does not list it is not told about."""
-        if self.models is None or not path.startswith(_ONE_MODEL):
+        if self.models is None:
             return None
-        return self.model_refusal(unquote(path[len(_ONE_MODEL) :].decode("latin-1")))
+        plain = plain_path(path)
+        if plain is None:
+            return MODEL_NOT_ALLOWED
+        if not plain.lower().startswith(_ONE_MODEL):
+            return None
+        return self.model_refusal(plain[len(_ONE_MODEL) :].decode("utf-8", "replace"))
 
     def refusal(self, now: float) -> RouterError | None:
         """The limit of its tenant that one more request would break."""

@@ -11,14 +11,20 @@ from typing import Any, Final
 CONTROL_FIELDS: Final = frozenset(
     {
         "bootstrap_host",
+        "bootstrap_pair_key",
         "bootstrap_port",
         "bootstrap_room",
         "data_parallel_rank",
+        "decode_tp_size",
+        "disagg_prefill_dp_rank",
+        "ec_transfer_params",
         "kv_transfer_params",
         "priority",
         "routed_dp_rank",
     }
 )
+XARGS: Final = "vllm_xargs"
+"""vLLM reads what stands in this object as if its scheduler had been given it."""
 _SPELLED: Final = tuple(name.encode() for name in sorted(CONTROL_FIELDS))
 _ESCAPED_LETTER = re.compile(rb"\\u00(?:[46][1-9a-fA-F]|[57][0-9aA]|5[fF])")
 _BEFORE_OBJECT: Final = b"\xef\xbb\xbf\xff\xfe \t\r\n"
@@ -29,10 +35,16 @@ def control_fields(request: dict[str, Any]) -> tuple[str, ...]:
 
     >>> control_fields({"model": "m", "priority": 0, "kv_transfer_params": {}})
     ('kv_transfer_params', 'priority')
+    >>> control_fields({"model": "m", "vllm_xargs": {"kv_transfer_params": "x", "mine": 1}})
+    ('kv_transfer_params',)
     """
-    if CONTROL_FIELDS.isdisjoint(request):
+    if XARGS not in request and CONTROL_FIELDS.isdisjoint(request):
         return ()
-    return tuple(sorted(CONTROL_FIELDS.intersection(request)))
+    found = CONTROL_FIELDS.intersection(request)
+    xargs = request.get(XARGS)
+    if type(xargs) is dict:
+        found |= CONTROL_FIELDS.intersection(xargs)
+    return tuple(sorted(found))
 
 
 def refused_field(controls: Collection[str], allowed: Collection[str], unreadable: bytes) -> str | None:

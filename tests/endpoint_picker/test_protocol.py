@@ -21,6 +21,7 @@ from router.endpoint_picker.ext_proc_pb2 import (
 from router.endpoint_picker.pick import Pick
 from router.proxy.counters import Counters
 from router.proxy.fleet_config import make_fleet
+from router.proxy.request_head import STEERING_HEADERS
 from router.proxy.service import Service
 from tests.fakes.proxy_rig import CHAT, CHAT_STREAM
 
@@ -115,7 +116,7 @@ def picked(reply: ProcessingResponse) -> list[str]:
     assert fields.keys() == {DESTINATION, "accept-encoding"}
     assert list(mutation.remove_headers) == [
         *("authorization", "api-key", "x-api-key"),
-        *("x-warmroute-kv-source", "x-prefiller-host-port"),
+        *(name.decode() for name in sorted(STEERING_HEADERS)),
     ]
     assert all(one.append_action == one.OVERWRITE_IF_EXISTS_OR_ADD for one in mutation.set_headers)
     assert reply.dynamic_metadata["envoy.lb"][DESTINATION] == fields[DESTINATION]
@@ -124,6 +125,14 @@ def picked(reply: ProcessingResponse) -> list[str]:
 
 def kinds(replies: list[ProcessingResponse]) -> list[str | None]:
     return [reply.WhichOneof("response") for reply in replies]
+
+
+def test_a_closed_path_is_refused_from_its_head() -> None:
+    talk = Talk(refused_paths=["/v1/load_lora_adapter"])
+    (reply,) = talk.head(**{":path": "/v1/load%5Flora_adapter"})
+    assert reply.immediate_response.status.code == 403 and b"path_refused" in reply.immediate_response.body
+    talk.begin()
+    assert talk.head() == []
 
 
 # --- ways to send bodies --------------------------------------------------------------------------

@@ -171,6 +171,19 @@ def test_B066_a_field_that_steers_the_engine_is_refused(field: str, stream: bool
     with_rig(scenario)
 
 
+@pytest.mark.parametrize("field", sorted(CONTROL_FIELDS))
+def test_B066_nor_does_one_pass_among_vllms_extra_arguments(field: str) -> None:
+    """vLLM's scheduler reads them there as if its own orchestrator had put them in."""
+
+    async def scenario(rig: Rig) -> None:
+        answer = await rig.ask({**CHAT, "vllm_xargs": {"mine": 1, field: "x"}})
+        assert (answer.status, answer.json()["error"]["param"]) == (400, field)
+        assert not rig.replica.requests
+        assert (await rig.ask({**CHAT, "vllm_xargs": {"mine": 1}})).status == 200
+
+    with_rig(scenario)
+
+
 def test_B066_what_the_operator_allows_passes() -> None:
     async def scenario(rig: Rig) -> None:
         body = json.dumps({**CHAT, "priority": -5}).encode()
