@@ -3,9 +3,14 @@
 import argparse
 import os
 from collections.abc import Callable
+from typing import TypeVar
 
 from sim.results import Slo
-from sim.workload.sources import SHIPPED_TRACE, made_up_names
+from sim.workload.sources import SHIPPED_TRACE, made_up_names, open_trace
+from sim.workload.trace import Trace
+
+Arguments = argparse.ArgumentParser | argparse._ArgumentGroup
+Parsed = TypeVar("Parsed")
 
 
 def whole_number(least: int) -> Callable[[str], int]:
@@ -41,6 +46,18 @@ def number(least: float, *, above: bool = False, most: float = float("inf")) -> 
     return parse
 
 
+def parsed(parse: Callable[[str], Parsed]) -> Callable[[str], Parsed]:
+    """An argparse type from a function that raises ValueError with a message."""
+
+    def typed(text: str) -> Parsed:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return typed
+
+
 def server_url(text: str) -> str:
     """An argparse type: where a server listens."""
     if not text.startswith(("http://", "https://")):
@@ -66,15 +83,39 @@ def add_api_key_argument(parser: argparse.ArgumentParser, whose: str) -> None:
     )
 
 
-def add_rate_argument(parser: argparse.ArgumentParser, *, default: float = 1.0) -> None:
-    """How fast requests come."""
+def add_count(
+    parser: Arguments, name: str, says: str, *, default: int | None = None, least: int = 1, unit: str = "N"
+) -> None:
+    """``name``, a whole number, ``least`` or more; ``says`` what it counts."""
+    if default is not None:
+        says += " (default %(default)s)"
+    parser.add_argument(name, type=whole_number(least), default=default, metavar=unit, help=says)
+
+
+def add_factor(parser: Arguments, name: str, says: str, *, default: float) -> None:
+    """``name``, a number above 0; ``says`` of what."""
     parser.add_argument(
-        "--rate",
-        type=number(0.0, above=True),
-        default=default,
-        metavar="X",
-        help="timed traces: X times as fast as recorded; sessions: X start in a second (default %(default)g)",
+        name, type=number(0.0, above=True), default=default, metavar="X", help=f"{says} (default %(default)g)"
     )
+
+
+def add_served_model(parser: Arguments, name: str = "--model") -> None:
+    """The model to ask a server for."""
+    parser.add_argument(
+        name, metavar="MODEL", help="model to ask for (default: the first that /v1/models names)"
+    )
+
+
+def add_rate_argument(parser: Arguments, *, name: str = "--rate", default: float = 1.0) -> None:
+    """How fast requests come."""
+    says = "timed traces: X times as fast as recorded; sessions: X start in a second"
+    add_factor(parser, name, says, default=default)
+
+
+def traffic(trace: Trace, rate: float) -> str:
+    """For titles: what is sent, and how fast."""
+    pace = f"{rate:g} sessions a second" if trace.in_sessions else f"{rate:g} times as fast"
+    return f"{trace.name}, {pace}: {len(trace.requests):,} requests"
 
 
 def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,6 +131,16 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
     add_sample_arguments(parser)
 
 
+def trace_of(args: argparse.Namespace, seed: int | None = None) -> Trace:
+    """The trace that ``add_trace_arguments`` was told of, made from ``seed`` if given. Raises TraceError."""
+    return open_trace(
+        args.trace,
+        block_tokens=args.block_size,
+        requests=args.requests,
+        seed=args.seed if seed is None else seed,
+    )
+
+
 def add_sample_arguments(
     parser: argparse.ArgumentParser,
     *,
@@ -100,15 +151,9 @@ def add_sample_arguments(
 
     ``warmup_says``: of the default, where the command finds it itself.
     """
-    parser.add_argument(
-        "--block-size",
-        type=whole_number(1),
-        metavar="TOKENS",
-        help="tokens per block id (default: the usual size that agrees with the lengths)",
-    )
-    parser.add_argument(
-        "--requests", type=whole_number(1), metavar="N", help="only the first N requests of the trace"
-    )
+    says = "tokens per block id (default: the usual size that agrees with the lengths)"
+    add_count(parser, "--block-size", says, unit="TOKENS")
+    add_count(parser, "--requests", "only the first N requests of the trace")
     parser.add_argument("--seed", type=int, default=1, help="of everything random (default %(default)s)")
     parser.add_argument(
         "--think",

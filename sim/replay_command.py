@@ -3,18 +3,20 @@
 import argparse
 import asyncio
 import secrets
-import sys
-
-import orjson
 
 from sim.command_arguments import (
     add_api_key_argument,
+    add_count,
+    add_factor,
+    add_rate_argument,
+    add_served_model,
     add_trace_arguments,
     number,
     server_url,
     slo_of,
-    whole_number,
+    traffic,
 )
+from sim.command_output import complain, print_json
 from sim.first_model import Unreachable, first_model
 from sim.progress_view import ProgressView
 from sim.replay import Replay, ReplaySettings, prompt_scale, replay
@@ -35,42 +37,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_api_key_argument(parser, "a key of the router's public port")
     add_trace_arguments(parser)
-    parser.add_argument(
-        "--speed",
-        type=number(0.0, above=True),
-        default=1.0,
-        metavar="X",
-        help="timed traces: X times as fast as recorded; sessions: X start in a second (default %(default)g)",
-    )
-    parser.add_argument("--model", help="model to ask for (default: the first that /v1/models names)")
-    parser.add_argument(
-        "--chars-per-token",
-        type=number(0.0, above=True),
-        default=4.0,
-        metavar="X",
-        help="characters of made-up text per token of the trace (default %(default)g)",
-    )
-    parser.add_argument(
+    add_rate_argument(parser, name="--speed")
+    add_served_model(parser)
+    says = "characters of made-up text per token of the trace"
+    add_factor(parser, "--chars-per-token", says, default=4.0)
+    add_count(
+        parser,
         "--max-prompt-tokens",
-        type=whole_number(1),
-        metavar="N",
-        help="for small models: shorten all prompts in proportion until the longest has N tokens; recorded "
+        "for small models: shorten all prompts in proportion until the longest has N tokens; recorded "
         "conversations end before the first longer prompt instead",
     )
-    parser.add_argument(
-        "--max-output-tokens", type=whole_number(1), metavar="N", help="ask for at most N tokens"
-    )
+    add_count(parser, "--max-output-tokens", "ask for at most N tokens")
     parser.add_argument(
         "--ignore-eos",
         action="store_true",
         help="ask for exactly the recorded output length, if the server can",
     )
-    parser.add_argument(
-        "--max-in-flight",
-        type=whole_number(1),
-        metavar="N",
-        help="do not send what is due while N are in flight; it counts as an error (default: no limit)",
-    )
+    says = "do not send what is due while N are in flight; it counts as an error (default: no limit)"
+    add_count(parser, "--max-in-flight", says)
     parser.add_argument(
         "--cold-prefill-us",
         type=number(0.0),
@@ -95,11 +79,11 @@ def run(args: argparse.Namespace) -> int:
             text = text.up_to(args.max_prompt_tokens)
             trace = text.trace
     except TraceError as error:
-        return _say(str(error), 2)
+        return complain("replay", error, 2)
     try:
         model = args.model or asyncio.run(first_model(args.url, args.headers)).name
     except Unreachable as error:
-        return _say(str(error), 1)
+        return complain("replay", error, 1)
     tell_remarks(trace)
     settings = ReplaySettings(
         url=args.url,
@@ -123,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         done = asyncio.run(replay(trace, settings, text=text, progress=view.update))
     if args.json:
         run_id = {"salt": settings.salt, "seed": settings.seed}
-        print(orjson.dumps([done.result.json_object() | run_id], option=orjson.OPT_INDENT_2).decode())
+        print_json([done.result.json_object() | run_id])
     else:
         _print_table(args, trace, settings, done)
     errors, requests = done.result.errors, done.result.requests
@@ -135,15 +119,14 @@ def run(args: argparse.Namespace) -> int:
             if "status 400" in kinds
             else ""
         )
-        return _say(f"{failed}: {kinds}{hint}", 1)
+        return complain("replay", f"{failed}: {kinds}{hint}", 1)
     return 0
 
 
 def _print_table(args: argparse.Namespace, trace: Trace, settings: ReplaySettings, done: Replay) -> None:
     result = done.result
-    pace = f"{args.speed:g} sessions a second" if trace.in_sessions else f"{args.speed:g} times as fast"
     lines = [
-        f"{trace.name}, {pace}: {len(trace.requests):,} requests to {args.url} ({settings.model}), "
+        f"{traffic(trace, args.speed)} to {args.url} ({settings.model}), "
         f"{result.wall_s:.1f} s, seed {settings.seed}, salt {settings.salt}",
         f"{_span(trace)}blocks of {trace.block_tokens} tokens",
         f"measured: the last {result.requests:,} (the first {args.warmup:.0%} of the time warms the caches)"
@@ -198,8 +181,3 @@ def _span(trace: Trace) -> str:
     """How long the arrivals take as recorded: a trace in the wrong unit shows by it."""
     times = [one.timestamp_ms for one in trace.requests if one.timestamp_ms is not None]
     return f"{(max(times) - min(times)) / 1e3:,.1f} s of arrivals as recorded, " if times else ""
-
-
-def _say(message: str, code: int) -> int:
-    print(f"warmroute replay: {message}", file=sys.stderr)
-    return code

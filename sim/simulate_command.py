@@ -5,8 +5,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-import orjson
-
+from sim.command_arguments import trace_of, traffic
+from sim.command_output import complain, print_json
 from sim.compare import Comparison, compare
 from sim.compare_picture import NoMatplotlib, require_matplotlib, write_picture
 from sim.compare_view import print_comparison
@@ -14,13 +14,13 @@ from sim.explain import explain_differences, lines
 from sim.fidelity.report import print_fidelity
 from sim.lesson.burst_report import burst_lesson_json, print_burst_lesson
 from sim.progress_view import ProgressView
+from sim.replica_arguments import described_step_time
 from sim.results import Result
 from sim.results_table import results_table, table_console
 from sim.simulate import SimulationSettings, simulate
-from sim.simulate_arguments import add_arguments, described_step_time, simulation_settings
+from sim.simulate_arguments import add_arguments, simulation_settings
 from sim.trace_remarks import tell_remarks
 from sim.workload.arrival_process import retimed
-from sim.workload.sources import open_trace
 from sim.workload.trace import Trace
 
 __all__ = ["add_arguments", "run"]
@@ -47,10 +47,9 @@ def run(args: argparse.Namespace) -> int:
             return _explain(args, policies, trace, settings)
         return _simulate(args, policies, trace, settings)
     except NoMatplotlib as error:
-        print(f"warmroute simulate: {error}", file=sys.stderr)
-        return 1
+        return complain("simulate", error, 1)
     except ValueError as error:
-        return _wrong(str(error))
+        return complain("simulate", error, 2)
 
 
 def _check_modes(args: argparse.Namespace, policies: Sequence[str]) -> None:
@@ -68,14 +67,14 @@ def _check_modes(args: argparse.Namespace, policies: Sequence[str]) -> None:
 
 def _lesson(args: argparse.Namespace) -> int:
     if args.json:
-        _print_json(burst_lesson_json(seeds=LESSON_SEEDS, first_seed=args.seed))
+        print_json(burst_lesson_json(seeds=LESSON_SEEDS, first_seed=args.seed))
     else:
         print_burst_lesson(table_console(), seeds=LESSON_SEEDS, first_seed=args.seed, decisions=args.explain)
     return 0
 
 
 def _trace(args: argparse.Namespace, seed: int) -> Trace:
-    trace = open_trace(args.trace, block_tokens=args.block_size, requests=args.requests, seed=seed)
+    trace = trace_of(args, seed)
     return trace if args.arrivals is None else retimed(trace, args.arrivals, seed)
 
 
@@ -94,7 +93,7 @@ def _simulate(
             progress=view.update,
         )
     if args.json:
-        _print_json([result.json_object() for result in results])
+        print_json([result.json_object() for result in results])
     else:
         _print_table(args, trace, results, settings, time.perf_counter() - started_s)
     return 0
@@ -118,7 +117,7 @@ def _compare(args: argparse.Namespace, policies: Sequence[str], settings: Simula
     tell_remarks(trace)
     unit = "sessions started a second" if trace.in_sessions else "requests a second"
     if args.json:
-        _print_json(made.json_object())
+        print_json(made.json_object())
     else:
         console = table_console()
         console.print(
@@ -171,11 +170,10 @@ def _print_table(
     settings: SimulationSettings,
     computed_s: float,
 ) -> None:
-    pace = f"{args.rate:g} sessions a second" if trace.in_sessions else f"{args.rate:g} times as fast"
     measured = results[0].requests
     ideal = results[0].ideal_cached_share
     title = (
-        f"{trace.name}, {pace}: {len(trace.requests):,} requests on {args.replicas} replicas of "
+        f"{traffic(trace, args.rate)} on {args.replicas} replicas of "
         f"{settings.replica.capacity_tokens:,} KV tokens ({described_step_time(args)}), seed {args.seed}\n"
         f"measured: the last {measured:,} (the first {args.warmup:.0%} of the time warms the caches)"
     )
@@ -189,12 +187,3 @@ def _print_table(
         f"{args.slo_tpot_ms:g} ms a token; TTFT in SLO: the first alone. Simulated in {computed_s:.1f} s.",
         soft_wrap=True,
     )
-
-
-def _print_json(value: object) -> None:
-    print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
-
-
-def _wrong(message: str) -> int:
-    print(f"warmroute simulate: {message}", file=sys.stderr)
-    return 2

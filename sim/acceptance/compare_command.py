@@ -2,19 +2,18 @@
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import orjson
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from sim.acceptance.token_answers import AskSettings, TokenAnswer, token_answers
 from sim.acceptance.verdict import Rule, Verdict, verdict
-from sim.command_arguments import add_api_key_argument, number, server_url, whole_number
+from sim.command_arguments import add_api_key_argument, add_count, add_served_model, number, server_url
+from sim.command_output import complain, print_json
 from sim.diagnose.request_log import read_request_log
 from sim.estimates import Estimate
 from sim.first_model import Unreachable, first_model
@@ -38,24 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("candidate", "the one that shall have it"),
     ):
         parser.add_argument(f"--{name}", type=server_url, required=True, metavar="URL", help=what)
-    parser.add_argument("--baseline-model", metavar="MODEL", help="default: the first that /v1/models names")
-    parser.add_argument("--candidate-model", metavar="MODEL", help="default: the first that /v1/models names")
-    parser.add_argument("--requests", type=whole_number(2), metavar="N", help="only the first N prompts")
-    parser.add_argument(
-        "--output-tokens",
-        type=whole_number(1),
-        default=32,
-        metavar="N",
-        help="of each answer (default %(default)s)",
-    )
-    parser.add_argument(
-        "--concurrency",
-        type=whole_number(1),
-        default=8,
-        metavar="N",
-        help="requests at once: batches change what is computed, so the noise is measured under load, too "
-        "(default %(default)s)",
-    )
+    add_served_model(parser, "--baseline-model")
+    add_served_model(parser, "--candidate-model")
+    add_count(parser, "--requests", "only the first N prompts", least=2)
+    add_count(parser, "--output-tokens", "of each answer", default=32)
+    says = "requests at once: batches change what is computed, so the noise is measured under load, too"
+    add_count(parser, "--concurrency", says, default=8)
     add_api_key_argument(parser, "the API key of both servers")
     group = parser.add_argument_group("the rule, fixed before the run")
     for name, what in (
@@ -81,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         bodies = read_bodies(args.prompts, args.requests)
     except TraceError as error:
-        return _say(str(error), 2)
+        return complain("compare", error, 2)
     rule = Rule(args.most_flips, args.most_mismatches, args.most_kl, args.most_slower)
     console = table_console()
     if not args.json:
@@ -92,9 +79,9 @@ def run(args: argparse.Namespace) -> int:
             baseline, candidate, again = asyncio.run(_three_runs(args, bodies, view.update))
         made = verdict(baseline, candidate, again, rule)
     except (Unreachable, ValueError) as error:
-        return _say(str(error), 1)
+        return complain("compare", error, 1)
     if args.json:
-        print(orjson.dumps(made.json_object(), option=orjson.OPT_INDENT_2).decode())
+        print_json(made.json_object())
     else:
         _print(console, made)
     return 1 if args.require and made.word != "accepted" else 0
@@ -176,8 +163,3 @@ def _shown(made: Estimate | None, sign: str = "") -> str:
         return "-"
     text = f"{made.mean:{sign}.4f}"
     return text if made.half_width is None else f"{text} ±{made.half_width:.4f}"
-
-
-def _say(message: str, code: int) -> int:
-    print(f"warmroute compare: {message}", file=sys.stderr)
-    return code

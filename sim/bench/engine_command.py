@@ -2,22 +2,21 @@
 
 import argparse
 import asyncio
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import orjson
 import uvloop
 
 from sim.bench.bookkeeping import CACHES, bookkeeping_us
 from sim.bench.engine_load import EngineFigures, measure_engine
 from sim.bench.engine_report import as_json, engine_table
 from sim.bench.engines import MODEL, EngineProgram, export_command, our_engine, vllm_engine
-from sim.bench.process_cpu import available
+from sim.bench.process_cpu import NO_PROC, available
 from sim.bench.rivals_argument import add_rivals_argument
 from sim.bench.routers import Absent
-from sim.command_arguments import whole_number
+from sim.command_arguments import add_count
+from sim.command_output import complain, print_json
 from sim.demo.processes import ChildError, ChildProcesses, free_ports
 from sim.progress_view import ProgressView
 from sim.results_table import table_console
@@ -44,15 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("words", 1_000, "of a prompt, a token each for most models"),
         ("threads", None, "cores of every engine (default: what each takes by itself)"),
     ):
-        parser.add_argument(f"--{name}", type=whole_number(1), default=default, metavar="N", help=f"{what}")
+        add_count(parser, f"--{name}", what, default=default)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command: 0 measured, 1 it could not be."""
     if not available():
-        print("warmroute bench engine: CPU times are read from /proc, which only Linux has", file=sys.stderr)
-        return 1
+        return complain("bench engine", NO_PROC, 1)
     bookkeeping = {name: bookkeeping_us(settings) for name, settings in CACHES.items()}
     try:
         with tempfile.TemporaryDirectory(prefix="warmroute-bench-") as name:
@@ -60,13 +58,12 @@ def run(args: argparse.Namespace) -> int:
             with ProgressView(unit="parts") as view, ChildProcesses(Path(name)) as children:
                 rounds = uvloop.run(_measure(programs, weights, children, args, view))
     except ChildError as error:
-        print(f"warmroute bench engine: {error}", file=sys.stderr)
-        return 1
+        return complain("bench engine", error, 1)
     if args.json:
         result = as_json(rounds, bookkeeping) | {
             "not_measured": [{"engine": one.name, "why": one.why} for one in absent]
         }
-        print(orjson.dumps(result, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode())
+        print_json(result)
         return 0
     console = table_console()
     console.print(engine_table(rounds))

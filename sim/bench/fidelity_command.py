@@ -1,19 +1,19 @@
 """``warmroute bench fidelity``: how near the simulator comes to our router over HTTP."""
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 
-import orjson
 import uvloop
 
 from sim.bench.emulated_fidelity import emulated_fidelity
 from sim.bench.http_fidelity import HttpFidelityPlan, http_fidelity
 from sim.bench.routing import RoutingPlan
+from sim.bench.routing_command import add_speed_argument
 from sim.bench.side_by_side import Pair, json_object, pairs_of, table_of, verdict_on_order
 from sim.calibrate.calibrate_command import cost_keys
-from sim.command_arguments import number, whole_number
+from sim.command_arguments import add_count, add_factor
+from sim.command_output import complain, print_json
 from sim.demo.processes import ChildError
 from sim.progress_view import ProgressView
 from sim.results_table import table_console
@@ -41,50 +41,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KIND[,KIND…]",
         help="the router's policies to try (default %(default)s)",
     )
-    parser.add_argument(
-        "--replicas",
-        type=whole_number(1),
-        metavar="N",
-        help=f"default {emulated.replicas} emulated ones, or {real.replicas} real ones of one thread each",
-    )
-    parser.add_argument(
+    says = f"default {emulated.replicas} emulated ones, or {real.replicas} real ones of one thread each"
+    add_count(parser, "--replicas", says)
+    add_count(
+        parser,
         "--requests",
-        type=whole_number(1),
-        metavar="N",
-        help=f"under each policy (default {EMULATED_REQUESTS} of Mooncake's, or {real.requests} to apps with "
+        f"under each policy (default {EMULATED_REQUESTS} of Mooncake's, or {real.requests} to apps with "
         "system prompts)",
     )
     parser.add_argument("--seed", type=int, default=1, help="of the traffic (default %(default)s)")
     group = parser.add_argument_group("emulated replicas")
-    group.add_argument(
-        "--rate",
-        type=number(0.0, above=True),
-        default=emulated.rate,
-        metavar="X",
-        help="times as fast as recorded (default %(default)g)",
-    )
-    group.add_argument(
-        "--speed",
-        type=number(0.0, above=True),
-        default=EMULATED_SPEED,
-        metavar="X",
-        help="their clock goes so many times as fast (default %(default)g)",
-    )
+    add_factor(group, "--rate", "times as fast as recorded", default=emulated.rate)
+    add_speed_argument(group, default=EMULATED_SPEED)
     group = parser.add_argument_group("real replicas")
-    group.add_argument(
-        "--kv-tokens",
-        type=whole_number(1),
-        default=real.kv_tokens,
-        metavar="N",
-        help="tokens that each one's KV cache holds (default %(default)s)",
-    )
-    group.add_argument(
-        "--load",
-        type=number(0.0, above=True),
-        default=real.load,
-        metavar="SHARE",
-        help="of their time that the requests would take if nothing were cached (default %(default)g)",
-    )
+    add_count(group, "--kv-tokens", "tokens that each one's KV cache holds", default=real.kv_tokens)
+    says = "share of their time that the requests would take if nothing were cached"
+    add_factor(group, "--load", says, default=real.load)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -93,10 +65,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         made, told, title = _emulated(args) if args.model == EMULATED else _real(args)
     except (ChildError, ValueError) as error:
-        print(f"warmroute bench fidelity: {error}", file=sys.stderr)
-        return 1
+        return complain("bench fidelity", error, 1)
     if args.json:
-        print(orjson.dumps(told | json_object(made), option=orjson.OPT_INDENT_2).decode())
+        print_json(told | json_object(made))
         return 0
     console = table_console()
     console.print(title, soft_wrap=True, markup=False)

@@ -13,10 +13,11 @@ from router.compiled import is_compiled
 from sim.bench.load import LoadError, wrk_path
 from sim.bench.overhead import OverheadPlan, RouterCost, measure_overhead
 from sim.bench.overhead_report import as_json, cost_table, ratio_table
-from sim.bench.process_cpu import available
+from sim.bench.process_cpu import NO_PROC, available
 from sim.bench.rivals_argument import add_rivals_argument
 from sim.bench.routers import Absent, find_rivals, ours
-from sim.command_arguments import number, whole_number
+from sim.command_arguments import add_count, number, whole_number
+from sim.command_output import complain
 from sim.demo.processes import ChildError, ChildProcesses, free_ports
 from sim.progress_view import ProgressView
 from sim.results_table import table_console
@@ -49,13 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("events", plan.events, "events per stream, one every 20 ms"),
         ("replicas", plan.replicas, "replicas, a process each"),
     ):
-        parser.add_argument(
-            f"--{name}",
-            type=whole_number(1),
-            default=default,
-            metavar="N",
-            help=f"{what} (default %(default)s)",
-        )
+        add_count(parser, f"--{name}", what, default=default)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
 
 
@@ -66,10 +61,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 def run(args: argparse.Namespace) -> int:
     """Run the command: 0 measured, 1 it could not be."""
     if not available():
-        print(
-            "warmroute bench overhead: CPU times are read from /proc, which only Linux has", file=sys.stderr
-        )
-        return 1
+        return complain("bench overhead", NO_PROC, 1)
     plan = OverheadPlan(
         args.sizes, args.seconds, args.rounds, args.connections, args.streams, args.events, args.replicas
     )
@@ -77,8 +69,7 @@ def run(args: argparse.Namespace) -> int:
         with ProgressView(unit="steps") as view:
             costs, absent = uvloop.run(_measure(plan, args.rivals, view.update))
     except (ChildError, LoadError) as error:
-        print(f"warmroute bench overhead: {error}", file=sys.stderr)
-        return 1
+        return complain("bench overhead", error, 1)
     wrk = wrk_path(plan.seconds) is not None
     if args.json:
         load = "wrk" if wrk else "own"

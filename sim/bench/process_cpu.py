@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+NO_PROC = "CPU times are read from /proc, which only Linux has"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 

@@ -1,21 +1,28 @@
 """``warmroute bench routing``: who puts requests where they are answered soonest."""
 
 import argparse
-import sys
 
-import orjson
 import uvloop
 
 from sim.bench.rivals_argument import add_rivals_argument
 from sim.bench.routers import Absent, find_rivals, ours
 from sim.bench.routing import RoutingPlan, measure_routing, scaled
-from sim.command_arguments import add_rate_argument, add_trace_arguments, number, slo_of, whole_number
+from sim.command_arguments import (
+    Arguments,
+    add_count,
+    add_factor,
+    add_rate_argument,
+    add_trace_arguments,
+    slo_of,
+    trace_of,
+    traffic,
+)
+from sim.command_output import complain, print_json
 from sim.demo.processes import ChildError
 from sim.progress_view import ProgressView
 from sim.results import Result
 from sim.results_table import client_warning, results_table, table_console
 from sim.trace_remarks import tell_remarks
-from sim.workload.sources import open_trace
 from sim.workload.trace import Trace, TraceError
 
 
@@ -33,20 +40,14 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     plan = RoutingPlan()
     add_trace_arguments(parser)
     add_rate_argument(parser, default=plan.rate)
-    parser.add_argument(
-        "--speed",
-        type=number(0.0, above=True),
-        default=plan.speed,
-        metavar="X",
-        help="emulate replicas X times as fast, so that the run takes that much less (default %(default)g)",
-    )
-    parser.add_argument(
-        "--replicas",
-        type=whole_number(1),
-        default=plan.replicas,
-        metavar="N",
-        help="emulated replicas (default %(default)s)",
-    )
+    add_speed_argument(parser, default=plan.speed)
+    add_count(parser, "--replicas", "emulated replicas", default=plan.replicas)
+
+
+def add_speed_argument(parser: Arguments, *, default: float) -> None:
+    """How fast the emulated replicas' clock goes."""
+    says = "emulate replicas X times as fast, so that the run takes that much less"
+    add_factor(parser, "--speed", says, default=default)
 
 
 def plan_of(args: argparse.Namespace) -> RoutingPlan:
@@ -58,9 +59,9 @@ def plan_of(args: argparse.Namespace) -> RoutingPlan:
 def run(args: argparse.Namespace) -> int:
     """Run the command: 0 measured, 1 it could not be, 2 the arguments or the trace are wrong."""
     try:
-        trace = open_trace(args.trace, block_tokens=args.block_size, requests=args.requests, seed=args.seed)
+        trace = trace_of(args)
     except TraceError as error:
-        return _say(str(error), 2)
+        return complain("bench routing", error, 2)
     tell_remarks(trace)
     plan = plan_of(args)
     found, missing = find_rivals(args.rivals)
@@ -69,15 +70,17 @@ def run(args: argparse.Namespace) -> int:
         words = args.only.split(",")
         routers = [router for router in routers if any(word in router.name for word in words)]
     if not routers:
-        return _say(f"--only {args.only}: no router found has one of these in its name", 2)
+        return complain(
+            "bench routing", f"--only {args.only}: no router found has one of these in its name", 2
+        )
     try:
         with ProgressView() as view:
             results, failed = uvloop.run(measure_routing(routers, trace, plan, view.update))
     except ChildError as error:
-        return _say(str(error), 1)
+        return complain("bench routing", error, 1)
     absent = missing + failed
     if args.json:
-        print(orjson.dumps(_as_json(results, absent), option=orjson.OPT_INDENT_2).decode())
+        print_json(_as_json(results, absent))
     else:
         _print_report(results, absent, trace, plan)
     return 0 if results else 1
@@ -92,9 +95,8 @@ def _as_json(results: list[Result], absent: list[Absent]) -> dict[str, object]:
 
 def _print_report(results: list[Result], absent: list[Absent], trace: Trace, plan: RoutingPlan) -> None:
     console = table_console()
-    pace = f"{plan.rate:g} sessions a second" if trace.in_sessions else f"{plan.rate:g} times as fast"
     console.print(
-        f"{trace.name}, {pace}, {len(trace.requests):,} requests over HTTP to {plan.replicas} emulated "
+        f"{traffic(trace, plan.rate)} over HTTP to {plan.replicas} emulated "
         f"replicas, one run per router; seconds are theirs, {plan.speed:g} to one of the wall's",
         soft_wrap=True,
         markup=False,
@@ -107,8 +109,3 @@ def _print_report(results: list[Result], absent: list[Absent], trace: Trace, pla
     console.print(f"Requests were sent at most {1e3 * late:.0f} ms late (p99, replicas' time).", markup=False)
     if warning := client_warning(results):
         console.print(warning, soft_wrap=True, markup=False)
-
-
-def _say(message: str, code: int) -> int:
-    print(f"warmroute bench routing: {message}", file=sys.stderr)
-    return code

@@ -1,18 +1,17 @@
 """``warmroute bench routers``: what it costs that several routers decide, and not one."""
 
 import argparse
-import sys
 
-import orjson
 import uvloop
 
 from sim.bench.routing_command import add_plan_arguments, plan_of
 from sim.bench.several import Run, measure_several
+from sim.command_arguments import trace_of, traffic
+from sim.command_output import complain, print_json
 from sim.demo.processes import ChildError
 from sim.progress_view import ProgressView
 from sim.results_table import client_warning, results_table, table_console
 from sim.trace_remarks import tell_remarks
-from sim.workload.sources import open_trace
 from sim.workload.trace import Trace, TraceError
 
 MOST_ROUTERS = 32
@@ -33,21 +32,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command: 0 measured, 1 it could not be, 2 the arguments or the trace are wrong."""
     try:
-        trace = open_trace(args.trace, block_tokens=args.block_size, requests=args.requests, seed=args.seed)
+        trace = trace_of(args)
     except TraceError as error:
-        return _say(str(error), 2)
+        return complain("bench routers", error, 2)
     tell_remarks(trace)
     try:
         with ProgressView() as view:
             runs = uvloop.run(measure_several(args.routers, trace, plan_of(args), view.update))
     except ChildError as error:
-        return _say(str(error), 1)
+        return complain("bench routers", error, 1)
     if args.json:
         found = [
             {"routers": one.routers, "ttft_mean_of_first": _of_first(one, runs), **one.result.json_object()}
             for one in runs
         ]
-        print(orjson.dumps({"results": found}, option=orjson.OPT_INDENT_2).decode())
+        print_json({"results": found})
     else:
         _print_report(runs, trace, args)
     return 0
@@ -61,9 +60,8 @@ def _of_first(run: Run, runs: list[Run]) -> float | None:
 
 def _print_report(runs: list[Run], trace: Trace, args: argparse.Namespace) -> None:
     console = table_console()
-    pace = f"{args.rate:g} sessions a second" if trace.in_sessions else f"{args.rate:g} times as fast"
     console.print(
-        f"{trace.name}, {pace}, {len(trace.requests):,} requests over HTTP, in turn to each router, to "
+        f"{traffic(trace, args.rate)} over HTTP, in turn to each router, to "
         f"{args.replicas} emulated replicas; one run each; seconds are theirs, {args.speed:g} to one of the "
         "wall's",
         soft_wrap=True,
@@ -87,8 +85,3 @@ def _counts(text: str) -> tuple[int, ...]:
     if not counts or len(counts) != len(text.split(",")):
         raise argparse.ArgumentTypeError(f"{text!r}; expected numbers from 1 to {MOST_ROUTERS}, like 1,2,4")
     return counts
-
-
-def _say(message: str, code: int) -> int:
-    print(f"warmroute bench routers: {message}", file=sys.stderr)
-    return code

@@ -3,10 +3,8 @@
 import argparse
 import asyncio
 import secrets
-import sys
 from typing import Any
 
-import orjson
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -15,7 +13,8 @@ from replica.contract.cost_fit import FitError, fit_decode, fit_prefill
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
 from sim.calibrate.cautions import cautions
 from sim.calibrate.measure import CalibrationError, Measurements, MeasureSettings, measure
-from sim.command_arguments import add_api_key_argument, server_url, whole_number
+from sim.command_arguments import add_api_key_argument, add_count, add_served_model, server_url
+from sim.command_output import complain, print_json
 from sim.first_model import Unreachable, first_model, named_model
 from sim.progress_view import ProgressView
 from sim.results_table import table_console
@@ -35,31 +34,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="a replica's address, http://HOST:PORT; it should be idle",
     )
-    parser.add_argument("--model", help="model to ask for (default: the first that /v1/models names)")
-    parser.add_argument(
+    add_served_model(parser)
+    add_count(
+        parser,
         "--longest",
-        type=whole_number(16),
-        default=DEFAULT_LONGEST,
-        metavar="TOKENS",
-        help="longest prompt (default %(default)s, or what the model takes)",
+        f"longest prompt (default {DEFAULT_LONGEST}, or what the model takes)",
+        least=16,
+        unit="TOKENS",
     )
-    parser.add_argument(
-        "--repeats", type=whole_number(1), default=3, metavar="N", help="per length (default %(default)s)"
-    )
-    parser.add_argument(
-        "--most-sequences",
-        type=whole_number(1),
-        default=32,
-        metavar="N",
-        help="largest decode batch (default %(default)s)",
-    )
-    parser.add_argument(
-        "--output-tokens",
-        type=whole_number(4),
-        default=64,
-        metavar="N",
-        help="of each stream whose decoding is timed (default %(default)s)",
-    )
+    add_count(parser, "--repeats", "per length", default=3)
+    add_count(parser, "--most-sequences", "largest decode batch", default=32)
+    add_count(parser, "--output-tokens", "of each stream whose decoding is timed", default=64, least=4)
     add_api_key_argument(parser, "the replica's API key")
     parser.add_argument("--json", action="store_true", help="print JSON: every point, the fit and its error")
 
@@ -74,10 +59,10 @@ def run(args: argparse.Namespace) -> int:
         if args.repeats < FEW_REPEATS:
             doubts.append(f"--repeats {args.repeats}: one disturbance is not told from a slow replica")
     except (Unreachable, CalibrationError, ValueError) as error:
-        return _say(str(error), 1)
+        return complain("calibrate", error, 1)
     if args.json:
         found = _json(args.url, made, prefill, prefill_error, decode, decode_error) | {"cautions": doubts}
-        print(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode())
+        print_json(found)
         return 0
     console = table_console()
     _print_prefill(console, made, prefill, prefill_error)
@@ -95,7 +80,7 @@ async def _measured(args: argparse.Namespace) -> Measurements:
         served = await named_model(args.url, args.model, args.headers)
     else:
         served = await first_model(args.url, args.headers)
-    longest = args.longest
+    longest = args.longest or DEFAULT_LONGEST
     if served.max_tokens is not None:
         longest = min(longest, max(16, served.max_tokens - SPARE_TOKENS))
     settings = MeasureSettings(
@@ -196,8 +181,3 @@ def _json(
         "decode": [{"sequences": point.sequences, "ms": 1e3 * point.seconds} for point in made.decode],
         "notes": list(made.notes),
     }
-
-
-def _say(message: str, code: int) -> int:
-    print(f"warmroute calibrate: {message}", file=sys.stderr)
-    return code

@@ -1,15 +1,13 @@
 """``warmroute diagnose``: why the hit rate is what it is, token by token."""
 
 import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from router.config import ModelConfig
 from sim.command_arguments import add_rate_argument, add_sample_arguments, number, server_url
+from sim.command_output import complain, print_json
 from sim.diagnose.diagnosis import Diagnosis, diagnose
 from sim.diagnose.live_router import LiveRouter, RouterError, ask_router, explained, router_report
 from sim.diagnose.metrics_page import EngineCounters, MetricsError, read_counters
@@ -19,13 +17,9 @@ from sim.diagnose.report import DiagnosisReport, json_object, report
 from sim.diagnose.report_view import html_page, print_report
 from sim.diagnose.sample import open_sample
 from sim.progress_view import ProgressView
+from sim.replica_arguments import add_replica_arguments
 from sim.results_table import table_console
-from sim.simulate_arguments import (
-    add_fleet_arguments,
-    add_replica_arguments,
-    policy_kinds,
-    simulation_settings,
-)
+from sim.simulate_arguments import add_fleet_arguments, policy_kinds, simulation_settings
 from sim.trace_remarks import tell_remarks
 
 DEFAULT_REPLICAS = 8
@@ -103,18 +97,18 @@ def run(args: argparse.Namespace) -> int:
         periods = _periods(args.metrics or ())
         made, written = _reported(args, periods)
     except RouterError as error:
-        return _say(str(error), 1)
+        return complain("diagnose", error, 1)
     except ValueError as error:
-        return _say(str(error), 2)
+        return complain("diagnose", error, 2)
     if args.json:
-        print(orjson.dumps(made, option=orjson.OPT_INDENT_2).decode())
+        print_json(made)
     else:
         print_report(written, table_console())
     if args.html is not None:
         try:
             Path(args.html).write_text(html_page(written), encoding="utf-8")
         except OSError as error:
-            return _say(f"--html {args.html}: cannot be written: {error.strerror}", 1)
+            return complain("diagnose", f"--html {args.html}: cannot be written: {error.strerror}", 1)
     return 0
 
 
@@ -232,8 +226,3 @@ def _diagnosed(
             measured_share=None if counters is None else counters.hit_share,
             progress=view.update,
         )
-
-
-def _say(message: str, code: int) -> int:
-    print(f"warmroute diagnose: {message}", file=sys.stderr)
-    return code

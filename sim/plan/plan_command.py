@@ -1,11 +1,10 @@
 """``warmroute plan``: arithmetic first, every line with its formula and numbers; then the answer tried."""
 
 import argparse
-import sys
 
-import orjson
 from rich.console import Console
 
+from sim.command_output import complain, print_json
 from sim.plan.make_report import make_report
 from sim.plan.plan_error import PlanError
 from sim.plan.plan_file import KINDS, load_plan
@@ -34,10 +33,9 @@ def run(args: argparse.Namespace) -> int:
             report = make_report(plan, simulated=not args.no_simulation, progress=view.update)
     except PlanError as error:
         where = "" if str(error).startswith(str(args.plan)) else f"{args.plan}: "
-        print(f"warmroute plan: {where}{error}", file=sys.stderr)
-        return 2
+        return complain("plan", f"{where}{error}", 2)
     if args.json:
-        print(orjson.dumps(report.json_object(), option=orjson.OPT_INDENT_2).decode())
+        print_json(report.json_object())
         return 0
     print_report(report, Console(highlight=False))
     return 0
