@@ -69,6 +69,8 @@ class Replay:
     cold_prefill_us: float
     without_usage: int
     """Answers that told no usage: they count as uncached, and have no time per token."""
+    outcomes: tuple[Outcome, ...] = ()
+    """By position in the plan of arrivals."""
 
 
 async def replay(
@@ -244,7 +246,7 @@ class _Sender:
         without_usage = sum(
             1 for sent in self._answers if sent and sent[2].error is None and sent[2].output_tokens is None
         )
-        return Replay(result, cold_us, without_usage)
+        return Replay(result, cold_us, without_usage, tuple(outcomes))
 
     def _ideal(self, outcomes: Sequence[Outcome]) -> float | None:
         measured_from_s = warmup_end_s(outcomes, self._settings.warmup_share)

@@ -223,9 +223,10 @@ def make_fleets(
 def _fleet(one: Contender, replicas: int, size: int, settings: SimulationSettings, seed: str) -> Fleet:
     exact = settings.kv_events is not None
     blocks = BlockSettings("warmroute", size) if exact else BlockSettings()
+    rng = random.Random(seed if settings.ties_seed is None else settings.ties_seed)
     return Fleet(
         [_spec(replica, replicas, blocks, settings) for replica in range(settings.all_replicas(replicas))],
-        one.make(random.Random(seed)),
+        one.make(rng),
         FleetSettings(
             slo_ttft_s=settings.slo.ttft_ms / 1e3,
             slo_tpot_s=settings.slo.tpot_ms / 1e3,

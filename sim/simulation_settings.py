@@ -50,6 +50,8 @@ class SimulationSettings:
     """Requests tell how long their answer will be (``max_tokens``), exactly."""
     read_prompt: Callable[[TraceRequest], Prompt] | None = None
     """How routers read a prompt's text, where there is one; ``None``: they see the trace's own blocks."""
+    ties_seed: int | None = None
+    """``seed`` in a real router's config, to break ties as that one does; ``None``: made from the run's."""
     true_costs: bool = False
     """Routers know from the start what prefill and decode cost on each replica."""
     kv_moves: KvMoves | None = None

@@ -15,11 +15,17 @@ from sim.simulate import simulate
 from sim.simulation_settings import SimulationSettings
 from sim.workload.trace import Trace
 
+SIMULATED_SEEDS = 3
+"""What they differ in is how ties are broken."""
+
 
 async def emulated_fidelity(
     policies: Sequence[str], trace: Trace, plan: RoutingPlan, progress: Callable[[str, int, int], None]
-) -> tuple[list[Result], list[Result]]:
-    """Live and simulated, by policy, in the replicas' time. Raises ChildError; ValueError for sessions."""
+) -> tuple[list[Result], list[list[Result]]]:
+    """Live and simulated, by policy, in the replicas' time; of the latter a result for each of several seeds.
+
+    Raises ChildError; ValueError for sessions.
+    """
     if trace.in_sessions:
         raise ValueError(f"{trace.name} is made of sessions; expected a trace with times, to send it alike")
     live = []
@@ -27,13 +33,17 @@ async def emulated_fidelity(
         with TemporaryDirectory(prefix="warmroute-bench-") as folder:
             router = ours(scaled(plan.slo, plan.speed), policy)
             live.append(await through(router, trace, plan, Path(folder), progress))
-    simulated = simulate(
-        trace,
-        policies,
-        replicas=plan.replicas,
-        rate=plan.rate,
-        seed=plan.seed,
-        settings=SimulationSettings(slo=plan.slo, warmup_share=plan.warmup_share),
-        progress=lambda policy, done, total: progress(f"simulated {policy}", done, total),
-    )
-    return live, simulated
+    settings = SimulationSettings(slo=plan.slo, warmup_share=plan.warmup_share)
+    seeds = [
+        simulate(
+            trace,
+            policies,
+            replicas=plan.replicas,
+            rate=plan.rate,
+            seed=seed,
+            settings=settings,
+            progress=lambda policy, done, total: progress(f"simulated {policy}", done, total),
+        )
+        for seed in range(plan.seed, plan.seed + SIMULATED_SEEDS)
+    ]
+    return live, [[results[at] for results in seeds] for at in range(len(policies))]

@@ -7,7 +7,7 @@ from pathlib import Path
 import uvloop
 
 from sim.bench.emulated_fidelity import emulated_fidelity
-from sim.bench.http_fidelity import HttpFidelityPlan, http_fidelity
+from sim.bench.http_fidelity import SIMULATED_SEEDS, HttpFidelityPlan, http_fidelity
 from sim.bench.routing import RoutingPlan
 from sim.bench.routing_command import add_speed_argument
 from sim.bench.side_by_side import Pair, json_object, pairs_of, table_of, verdict_on_order
@@ -54,6 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_factor(group, "--rate", "times as fast as recorded", default=emulated.rate)
     add_speed_argument(group, default=EMULATED_SPEED)
     group = parser.add_argument_group("real replicas")
+    add_count(group, "--apps", "apps, each with a system prompt of its own", default=real.apps)
+    add_count(group, "--system-tokens", "median length of these", default=real.system_tokens)
     add_count(group, "--kv-tokens", "tokens that each one's KV cache holds", default=real.kv_tokens)
     says = "share of their time that the requests would take if nothing were cached"
     add_factor(group, "--load", says, default=real.load)
@@ -97,19 +99,25 @@ def _real(args: argparse.Namespace) -> tuple[list[Pair], dict[str, object], str]
         replicas=args.replicas or defaults.replicas,
         requests=args.requests or defaults.requests,
         load=args.load,
+        apps=args.apps,
+        system_tokens=args.system_tokens,
         kv_tokens=args.kv_tokens,
         seed=args.seed,
         policies=tuple(args.policy),
     )
     with tempfile.TemporaryDirectory(prefix="warmroute-bench-") as folder, ProgressView() as view:
         made = uvloop.run(http_fidelity(plan, Path(folder), view.update))
-    cost = cost_keys(made.prefill, made.decode)
+    model = made.model
+    cost = cost_keys(model.prefill, model.decode)
     shown = ", ".join(f"{name} {value:g}" for name, value in cost.items())
-    off = [error.mean for error in made.errors]
     title = (
         f"{plan.requests} requests, {made.rate:.3g} a second, over HTTP to {plan.replicas} replicas of "
-        f"{plan.model}, and simulated\nmeasured before: {shown}; off by {off[0]:.0%} and {off[1]:.0%} in the "
-        "mean"
+        f"{plan.model}, and simulated with {SIMULATED_SEEDS} seeds (mean ± standard deviation)\n"
+        f"measured before: {shown}; one prefill is off by {model.prefill_error.mean:.0%} in the mean"
     )
-    told: dict[str, object] = {"cost": cost, "fit_errors": off, "requests_per_s": made.rate}
+    told: dict[str, object] = {
+        "cost": cost,
+        "prefill_noise": model.prefill_error.mean,
+        "requests_per_s": made.rate,
+    }
     return pairs_of(made.live, made.simulated), told, title

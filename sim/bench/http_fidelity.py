@@ -1,9 +1,10 @@
 """The simulator against the real thing: a trace over HTTP through our router to replicas, and simulated.
 
-The replicas are measured first: one after the other, for at loads worth a comparison they seldom compute at
-once; through a router of ours each, for that is the way; with pauses and replies of some tokens, for that is
-how they are asked. The simulation gets the fitted step time and the trace's own tokens, and nothing of the
-runs it is compared with.
+The simulated replicas are made from the real ones in two steps. Each is measured alone, through a router of
+its own: how a decode step grows with its batch, and about what a prompt takes, from which the load follows.
+Then, before each policy's run, other requests of the same kind go through a router to all of them: what those
+took, and how that varies, is the step time. The simulation gets the trace's own tokens, and nothing of the
+runs it is compared with. Ties are broken alike; what steps take is drawn anew in each of several simulations.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,20 +15,21 @@ from statistics import fmean
 import aiohttp
 
 from replica.config import ReplicaConfig
-from replica.contract.cost_fit import FitError, fit_decode, fit_prefill
+from replica.contract.cost_fit import fit_decode, fit_prefill
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
 from router.routing.prompt_blocks import text_prompt
 from sim.bench.exact_trace import exact_trace, tokens_of
+from sim.bench.replica_model import ReplicaModel, replica_model
 from sim.calibrate.measure import Measurements, MeasureSettings, measure
 from sim.demo.local_fleet import LocalReplica, ReplicaPlan, forget_prefixes, start_replicas, start_router
 from sim.demo.processes import ChildProcesses
 from sim.first_model import first_model
-from sim.replay import ReplaySettings, made_up_messages, replay
+from sim.outcome import Outcome
+from sim.replay import Replay, ReplaySettings, made_up_messages, replay
 from sim.results import Result
 from sim.simulate import simulate
 from sim.simulated_replica import ReplicaSettings
 from sim.simulation_settings import SimulationSettings
-from sim.step_time.linear import LinearStepTime
 from sim.workload.arrivals import plan_arrivals
 from sim.workload.hot_prefix import HotPrefix, hot_prefix_trace
 from sim.workload.prompt_text import PromptText
@@ -38,21 +40,14 @@ PROBE_EVERY_S = 1.0
 DECODE_TOKENS = 64
 PAUSE_S = 0.1
 """Between two prompts of a measurement."""
-REPEATS = 5
+REPEATS = 3
 MEASURED_THROUGH = "round_robin"
+LEAST_MEASURED = 24
+"""Requests before each policy's run from which the step time is read."""
+SIMULATED_SEEDS = 5
 WORDS_TOLD = 64
 SALT = "fidelity"
-APPS = HotPrefix(
-    apps=12,
-    zipf=0.6,
-    system_tokens=500,
-    hot_share=0.0,
-    user_tokens=120,
-    output_tokens=12,
-    spread=0.4,
-    per_s=1.0,
-)
-"""What is sent: apps with system prompts of their own, unequally popular, one request a second."""
+OUTPUT_TOKENS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,77 +56,113 @@ class HttpFidelityPlan:
 
     model: str = "tiny"
     replicas: int = 2
-    requests: int = 60
-    load: float = 0.2
+    requests: int = 200
+    apps: int = 24
+    system_tokens: int = 1_000
+    """Of an app, the median."""
+    load: float = 0.3
     """Of the replicas' time, were every prompt computed whole."""
-    kv_tokens: int = 6_144
+    kv_tokens: int = 16_384
     """Each replica's: less than all system prompts take."""
     step_tokens: int = 2_048
     seed: int = 1
     warmup_share: float = 0.25
     policies: tuple[str, ...] = ("round_robin", "least_loaded", "prefix_affinity", "predicted_finish")
 
+    def trace(self, requests: int, seed: int) -> Trace:
+        """Requests to apps with system prompts of their own, unequally popular, one a second."""
+        mix = HotPrefix(
+            apps=self.apps,
+            zipf=0.6,
+            system_tokens=self.system_tokens,
+            hot_share=0.0,
+            user_tokens=120,
+            output_tokens=OUTPUT_TOKENS,
+            spread=0.4,
+            per_s=1.0,
+        )
+        return hot_prefix_trace(mix, requests=requests, seed=seed)
+
 
 @dataclass(frozen=True, slots=True)
 class HttpFidelity:
     """What came out."""
 
-    prefill: PrefillCost
-    decode: DecodeCost
-    errors: tuple[FitError, FitError]
-    """Of the fits to prefill and decode."""
+    model: ReplicaModel
     rate: float
     """Requests a second."""
     live: tuple[Result, ...]
-    simulated: tuple[Result, ...]
+    simulated: tuple[tuple[Result, ...], ...]
+    """By policy, several seeds each."""
 
 
 async def http_fidelity(
     plan: HttpFidelityPlan, folder: Path, progress: Callable[[str, int, int], None]
 ) -> HttpFidelity:
     """Measure, replay under each policy, simulate. Configs and logs go to ``folder``. Raises ChildError."""
-    trace = hot_prefix_trace(APPS, requests=plan.requests, seed=plan.seed)
+    trace = plan.trace(plan.requests, plan.seed)
     with ChildProcesses(folder) as children:
         made = ReplicaPlan(plan.model, plan.kv_tokens, plan.step_tokens, threads=1)
         started = await start_replicas(children, folder, plan.replicas, made, lambda text: None)
         # Named as the simulator names its own: what is hashed to a home has the same home in both.
         replicas = [replace(replica, name=f"replica-{index}") for index, replica in enumerate(started)]
-        model = (await first_model(replicas[0].url)).name
+        url = replicas[0].url
+        served = (await first_model(url)).name
         longest = max(request.prompt_tokens for request in trace.requests)
         routers = [await start_router(children, folder, [replica], MEASURED_THROUGH) for replica in replicas]
         points = await _measured([router.url for router in routers], longest, progress)
         children.stop([router.child for router in routers])
-        prefill, prefill_error = fit_prefill([point for one in points for point in one.prefill])
-        decode, decode_error = fit_decode([point for one in points for point in one.decode])
-        words = PromptText(
-            trace.block_tokens, salt=SALT, characters_per_token=await _characters_per_token(replicas[0].url)
-        )
+        prefill, _ = fit_prefill([point for one in points for point in one.prefill])
+        decode, _ = fit_decode([point for one in points for point in one.decode])
+        characters = await _characters_per_token(url)
+        words = PromptText(trace.block_tokens, salt=SALT, characters_per_token=characters)
         prompts = [
             made_up_messages(words, arrival.request, position)
             for position, arrival in enumerate(plan_arrivals(trace, seed=plan.seed))
         ]
-        exact = exact_trace(trace, await tokens_of(replicas[0].url, prompts), _block_tokens())
+        exact = exact_trace(trace, await tokens_of(url, prompts), _block_tokens())
         rate = _rate(plan, exact, prefill, decode)
-        live = []
-        for policy in plan.policies:
-            live.append(await _live(policy, plan, trace, words, rate, replicas, children, folder, progress))
+
+        async def through(policy: str, sent: Trace, salt: str, label: str) -> Replay:
+            settings = ReplaySettings(
+                url="",
+                model=served,
+                salt=salt,
+                speed=rate,
+                seed=plan.seed,
+                characters_per_token=characters,
+                ignore_eos=True,
+                warmup_share=plan.warmup_share,
+                label=label,
+            )
+            return await _live(sent, policy, settings, replicas, children, folder, progress)
+
+        live: list[Result] = []
+        measured: list[tuple[Outcome, ...]] = []
+        for number, policy in enumerate(plan.policies, 1):
+            count = max(LEAST_MEASURED, plan.requests // 4)
+            others = plan.trace(count, plan.seed + number)
+            before = f"measured before {policy}"
+            measured.append((await through(MEASURED_THROUGH, others, f"{SALT} {before}", before)).outcomes)
+            live.append((await through(policy, trace, SALT, policy)).result)
+    model = replica_model(measured, decode)
     bodies = {
-        id(request): {"model": model, "messages": list(said)}
+        id(request): {"model": served, "messages": list(said)}
         for request, said in zip(exact.requests, prompts, strict=True)
     }
-    settings = replace(
-        _settings(plan, prefill, decode), read_prompt=lambda request: text_prompt(bodies[id(request)])
-    )
-    simulated = simulate(
-        exact,
-        plan.policies,
-        replicas=plan.replicas,
-        rate=rate,
-        seed=plan.seed,
-        settings=settings,
-        progress=lambda policy, done, total: progress(f"simulated {policy}", done, total),
-    )
-    return HttpFidelity(prefill, decode, (prefill_error, decode_error), rate, tuple(live), tuple(simulated))
+    simulated = []
+    for policy in plan.policies:
+        seeds = []
+        for seed in range(plan.seed, plan.seed + SIMULATED_SEEDS):
+            settings = replace(
+                _settings(plan, model, seed), read_prompt=lambda request: text_prompt(bodies[id(request)])
+            )
+            seeds += simulate(
+                exact, [policy], replicas=plan.replicas, rate=rate, seed=seed, settings=settings
+            )
+            progress(f"simulated {policy}", len(seeds), SIMULATED_SEEDS)
+        simulated.append(tuple(seeds))
+    return HttpFidelity(model, rate, tuple(live), tuple(simulated))
 
 
 async def _measured(
@@ -148,7 +179,7 @@ async def _measured(
             repeats=REPEATS,
             most_sequences=4,
             output_tokens=DECODE_TOKENS,
-            prompt_output_tokens=APPS.output_tokens,
+            prompt_output_tokens=OUTPUT_TOKENS,
             pause_s=PAUSE_S,
         )
         made.append(await measure(settings, progress=progress))
@@ -175,53 +206,36 @@ def _rate(plan: HttpFidelityPlan, trace: Trace, prefill: PrefillCost, decode: De
         prefill.seconds(request.prompt_tokens) + request.output_tokens * decode.step_seconds(1)
         for request in trace.requests
     )
-    return plan.load * plan.replicas / work_s / APPS.per_s
+    return plan.load * plan.replicas / work_s
 
 
-def _settings(plan: HttpFidelityPlan, prefill: PrefillCost, decode: DecodeCost) -> SimulationSettings:
+def _settings(plan: HttpFidelityPlan, model: ReplicaModel, seed: int) -> SimulationSettings:
     return SimulationSettings(
         replica=ReplicaSettings(
             capacity_tokens=plan.kv_tokens,
             max_batched_tokens=plan.step_tokens,
             max_running=int(ReplicaConfig.model_fields["max_running"].default),
         ),
-        step_time=LinearStepTime(
-            step_s=decode.fixed_s,
-            decode_sequence_s=decode.per_sequence_s,
-            prefill_token_s=prefill.per_token_s,
-            attention_tokens=prefill.attention_tokens,
-            prefill_step_s=max(0.0, prefill.fixed_s - decode.fixed_s),
-        ),
+        step_time=model.step_time(seed),
+        ties_seed=plan.seed,
         report_interval_s=PROBE_EVERY_S,
         warmup_share=plan.warmup_share,
     )
 
 
 async def _live(
-    policy: str,
-    plan: HttpFidelityPlan,
     trace: Trace,
-    words: PromptText,
-    rate: float,
+    policy: str,
+    settings: ReplaySettings,
     replicas: Sequence[LocalReplica],
     children: ChildProcesses,
     folder: Path,
     progress: Callable[[str, int, int], None],
-) -> Result:
+) -> Replay:
+    """``trace`` through a new router with ``policy`` to replicas with empty caches."""
     async with aiohttp.ClientSession() as session:
         await forget_prefixes(session, replicas)
-    router = await start_router(children, folder, replicas, policy)
-    settings = ReplaySettings(
-        url=router.url,
-        model=(await first_model(router.url)).name,
-        salt=SALT,
-        speed=rate,
-        seed=plan.seed,
-        characters_per_token=words.characters_per_token,
-        ignore_eos=True,
-        warmup_share=plan.warmup_share,
-        label=policy,
-    )
-    made = await replay(trace, settings, progress=progress)
+    router = await start_router(children, folder, replicas, policy, settings.seed)
+    made = await replay(trace, replace(settings, url=router.url), progress=progress)
     children.stop([router.child])
-    return made.result
+    return made

@@ -86,9 +86,13 @@ def replica_config(plan: ReplicaPlan, port: int) -> dict[str, Any]:
 
 
 async def start_router(
-    children: ChildProcesses, folder: Path, replicas: Sequence[LocalReplica], policy: str
+    children: ChildProcesses,
+    folder: Path,
+    replicas: Sequence[LocalReplica],
+    policy: str,
+    seed: int | None = None,
 ) -> LocalRouter:
-    """Start a router with ``policy`` that knows nothing yet; raises ``ChildError``."""
+    """Start a router that knows nothing yet; ``seed`` breaks ``policy``'s ties. Raises ``ChildError``."""
     listen, admin = (f"127.0.0.1:{port}" for port in free_ports(2))
     config = folder / f"router-{policy}.yaml"
     config.write_text(
@@ -100,6 +104,7 @@ async def start_router(
                 "policy": {"kind": policy},
                 "expose_routing": True,
                 "health": {"interval_s": 1.0},
+                "seed": seed,
             }
         ),
         encoding="utf-8",

@@ -1,0 +1,71 @@
+"""A step time read from a run, and one that varies as that run did."""
+
+import random
+from statistics import fmean, median
+
+import pytest
+
+from replica.batch import Batch, Work
+from replica.contract.prefill_cost import DecodeCost, PrefillCost
+from replica.sequence import Sequence
+from sim.bench.replica_model import alone, replica_model
+from sim.outcome import Outcome
+from sim.step_time.noisy import ALIKE, NoisyStepTime, Sample
+from sim.step_time.presets import PRESETS
+
+TRUE = PrefillCost(fixed_s=0.006, per_token_s=20e-6, attention_tokens=2_000.0)
+STEP_S = 0.002
+
+
+def run(seed: int, requests: int = 200, *, gap_s: float = 1.0) -> list[Outcome]:
+    """Requests to two replicas in turn; every fourth prefill takes twice as long."""
+    rng = random.Random(seed)
+    made = []
+    for number in range(requests):
+        prompt, cached = rng.randrange(100, 1_500), rng.choice((0, 64))
+        ttft_s = TRUE.seconds(prompt - cached, cached) * (2.0 if number % 8 > 5 else 1.0)
+        made.append(
+            Outcome(number * gap_s, prompt, 11, cached, ttft_s, ttft_s + 10 * STEP_S, replica=number % 2)
+        )
+    return made
+
+
+def prefill(tokens: int) -> Batch:
+    return Batch((Work(Sequence("a", (), 1), 0, tokens, True),), 0, 0, tokens)
+
+
+def test_what_a_run_took_is_what_the_model_takes() -> None:
+    model = replica_model([run(1), run(2)], DecodeCost(0.001, 0.0))
+    assert model.decode.step_seconds(1) == pytest.approx(STEP_S)
+    step_time = model.step_time(1)
+    for tokens in (200, 1_000):
+        drawn = [step_time.seconds(prefill(tokens)) for _ in range(400)]
+        true_s = TRUE.seconds(tokens)
+        assert median(drawn) == pytest.approx(true_s, rel=0.1)
+        assert fmean(drawn) == pytest.approx(1.25 * true_s, rel=0.1)
+
+
+def test_requests_that_shared_a_replica_tell_nothing() -> None:
+    crowded = run(1, gap_s=0.001)
+    assert len(alone(crowded)) < len(crowded) / 4
+    failed = [Outcome(0.0, 100, 0, 0, None, 0.1, 0, error="status 500")]
+    assert alone(failed) == []
+    with pytest.raises(ValueError, match="expected at least two lengths"):
+        replica_model([failed], DecodeCost(0.001, 0.0))
+
+
+def test_noise_is_drawn_from_prefills_of_about_that_length() -> None:
+    samples = [Sample(0.01 + 1e-6 * k, 3.0) for k in range(ALIKE)]
+    samples += [Sample(0.08 + 1e-6 * k, 1.5) for k in range(ALIKE)]
+    steady = PRESETS["emufleet"]
+    noisy = NoisyStepTime(steady, samples, random.Random(1))
+    short, long = prefill(16), prefill(1_300)
+    assert noisy.seconds(short) == pytest.approx(3.0 * steady.seconds(short))
+    assert noisy.seconds(long) == pytest.approx(1.5 * steady.seconds(long))
+
+
+def test_the_same_seed_draws_the_same() -> None:
+    model = replica_model([run(1)], DecodeCost(0.001, 0.0))
+    one, same, other = model.step_time(1), model.step_time(1), model.step_time(2)
+    drawn = [[time.seconds(prefill(500)) for _ in range(20)] for time in (one, same, other)]
+    assert drawn[0] == drawn[1] != drawn[2]
