@@ -77,7 +77,7 @@ def _exposed() -> dict[str, set[str]]:
         scenario,
         others=[{"url": f"http://{nobody}", "name": "k", "kv_events": f"tcp://{nobody}"}],
         keys={"public": ["sk-public"]},
-        tenants={"salt_secret": "a-secret-of-more-than-16", "members": [TENANT]},
+        tenants={"salt_secret": "a-secret-of-more-than-16", "routers": 2, "members": [TENANT]},
         discovery=[{"kind": "file", "path": "/nowhere.yaml"}],
         state={"kind": "redis", "url": f"redis://{nobody}"},  # its metrics are there, reached or not
     )
