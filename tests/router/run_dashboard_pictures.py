@@ -79,6 +79,7 @@ async def routers(replicas: list[int], redis: str) -> AsyncIterator[list[Router]
             "state": {"kind": "redis", "url": redis},
             "tenants": {
                 "salt_secret": "made-up-for-pictures-only",
+                "routers": 2,
                 "members": [
                     {"name": name, "keys": [f"sk-{name}"], "limits": limits} for name, limits in TENANTS
                 ],
