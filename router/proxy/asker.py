@@ -22,8 +22,8 @@ class Asker:
         """Head and body for the replica of ``pool``."""
         raise NotImplementedError
 
-    def connect_failed(self, why: str) -> None:
-        """The attempt could make no connection."""
+    def connect_failed(self, why: str, *, own: bool) -> None:
+        """The attempt could make no connection. ``own``: because this process had no socket for it."""
         raise NotImplementedError
 
     def answer_began(

@@ -30,6 +30,7 @@ from router.proxy.replica_access import replica_accesses
 from router.proxy.replica_set import ReplicaSet
 from router.proxy.request_log import RequestLog
 from router.proxy.request_path import MakeRequestPath
+from router.proxy.sockets import raise_limit
 from router.proxy.tenant_file_watch import TenantFileWatch
 from router.proxy.tls import PublicTls, server_context
 from router.proxy.tracing_extra import require_otel_extra, start_tracing
@@ -338,4 +339,5 @@ def run(
 ) -> int:
     """Run a router until SIGTERM or SIGINT; the process's exit code."""
     start_log(config.log)
+    raise_limit(config.limits.client_connections)
     return uvloop.run(_serve(config, load, make_path, file))

@@ -65,11 +65,11 @@ class Attempt(Booked):
         self.sent_at = self._service.clock()
         self._send_on(connection)
 
-    def connect_failed(self, why: str) -> None:
-        """The pool could make none."""
+    def connect_failed(self, why: str, *, own: bool) -> None:
+        """The pool could make none. ``own``: because this process had no socket for it."""
         self._connecting = None
         if self._flight is not None:
-            self._exchange.connect_failed(why)
+            self._exchange.connect_failed(why, own=own)
 
     # --- ends of the booking ---------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from router.proxy.router_error import (
     INTERNAL,
     MODEL_NOT_FOUND,
     NO_REPLICA,
+    OUT_OF_SOCKETS,
     REPLICA_BROKEN,
     REPLICA_CLOSED,
     REPLICA_GARBAGE,
@@ -313,10 +314,13 @@ class Exchange(Asker):
         """The body without the tenant's cache salt."""
         return without_salt(self.body, self._salt_bytes)
 
-    def connect_failed(self, why: str) -> None:
-        """The attempt could make no connection."""
+    def connect_failed(self, why: str, *, own: bool) -> None:
+        """The attempt could make no connection. ``own``: because this process had no socket for it."""
         assert self.tries is not None
-        self.tries.failed(Failure.CONNECT, REPLICA_UNREACHABLE, why)
+        if own:
+            self.tries.failed(Failure.NO_SOCKET, OUT_OF_SOCKETS, "no socket left")
+        else:
+            self.tries.failed(Failure.CONNECT, REPLICA_UNREACHABLE, why)
 
     def answer_began(
         self, connection: ReplicaConnection, head: ResponseHead, data: bytes, start: int

@@ -5,7 +5,7 @@ import asyncio
 from router.proxy.cors import is_preflight, without_origin
 from router.proxy.own_routes import is_open, is_routed
 from router.proxy.request_head import ForwardedAs, RequestHead, client_keys
-from router.proxy.router_error import PATH_REFUSED, RouterError
+from router.proxy.router_error import LOOP, PATH_REFUSED, RouterError
 from router.proxy.settings import ProxySettings
 from router.proxy.tenancy import Caller
 from router.proxy.tenant_request import without_salts
@@ -38,6 +38,8 @@ class Forwarding:
         open_to_all = is_open(head) or self.preflight
         routed = is_routed(head)
         caller, refusal = (None, None) if open_to_all else admitted(settings, head, routed=routed)
+        if routed and refusal is None and any(is_via(line, settings.hop) for line in head.kept):
+            refusal = LOOP
         self.refusal = refusal
         """Why it goes nowhere."""
         self.caller = caller
@@ -52,7 +54,7 @@ class Forwarding:
             kept = without_salts(kept)
         if cors is not None:
             kept = without_origin(kept)
-        self.lines = ForwardedAs(address, scheme).lines(head, kept)
+        self.lines = ForwardedAs(address, scheme, settings.hop).lines(head, kept)
         self.client_keys = client_keys(head) if settings.forward_client_key else b""
         """For replicas that have no key of their own."""
 
@@ -73,3 +75,8 @@ def admitted(
     if isinstance(found, RouterError):
         return None, found
     return found, closed or found.path_refusal(head.path)
+
+
+def is_via(line: bytes, hop: bytes) -> bool:
+    """Whether a header ``line`` says that the request has passed ``hop``."""
+    return line[:4].lower() == b"via:" and hop in line

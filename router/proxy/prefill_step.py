@@ -100,9 +100,9 @@ class PrefillStep(Asker):
         body = prefill_body(exchange.body_for(pool), kv_params=self.replica.spec.kv_pull is KvPull.VLLM)
         return exchange.head_for(pool, body), body
 
-    def connect_failed(self, why: str) -> None:
-        """The attempt could make no connection."""
-        self._failed(Failure.CONNECT, why)
+    def connect_failed(self, why: str, *, own: bool) -> None:
+        """The attempt could make no connection. ``own``: because this process had no socket for it."""
+        self._failed(Failure.NO_SOCKET if own else Failure.CONNECT, why)
 
     def answer_began(
         self, connection: ReplicaConnection, head: ResponseHead, data: bytes, start: int

@@ -20,6 +20,7 @@ from router.ended_tasks import end_tasks
 from router.proxy.cache_report import CacheWarnings
 from router.proxy.engine_reader import EngineReader
 from router.proxy.replica_access import ReplicaAccess, replica_accesses
+from router.proxy.sockets import is_own
 from router.routing.fleet import Fleet
 from router.routing.health import HealthState
 from router.routing.replica_state import ReplicaState
@@ -162,6 +163,8 @@ class Prober:
                 if not (200 <= answer.status < 300 or answer.status in (404, 405)):
                     failure = f"status {answer.status}"
         except aiohttp.ClientConnectorError as error:
+            if is_own(error.os_error):
+                return "the router has no socket left to ask with"  # which says nothing of the replica
             refused, failure = True, f"no connection ({error.os_error.strerror or type(error).__name__})"
         except TimeoutError:
             late, failure = True, "no answer within health.timeout_s"

@@ -9,6 +9,7 @@ from router.proxy.counters import Counters
 from router.proxy.replica_access import ReplicaAccess
 from router.proxy.replica_connection import ReplicaConnection
 from router.proxy.response_head import ResponseHead, read_response_head
+from router.proxy.sockets import is_own
 
 if TYPE_CHECKING:
     from router.proxy.attempt import Attempt
@@ -108,7 +109,7 @@ class ReplicaPool:
                 server_hostname=self.host if self._tls else None,
             )
         except (OSError, UnicodeError) as error:
-            attempt.connect_failed(type(error).__name__)
+            attempt.connect_failed(type(error).__name__, own=is_own(error))
         else:
             taken = True
             attempt.connected(connection)

@@ -218,11 +218,13 @@ def _read_connection(connection: bytes | None, http10: bool) -> tuple[bool, set[
 class ForwardedAs:
     """What every head that is forwarded from one connection has in common: its peer and its scheme."""
 
-    __slots__ = ("_peer", "_scheme")
+    __slots__ = ("_hop", "_peer", "_scheme")
 
-    def __init__(self, peer: bytes, scheme: bytes = b"http") -> None:
+    def __init__(self, peer: bytes, scheme: bytes, hop: bytes) -> None:
+        """``hop``: who forwards it, in ``Via``."""
         self._peer = peer
         self._scheme = scheme
+        self._hop = hop
 
     def lines(self, request: RequestHead, kept: list[bytes]) -> bytes:
         """The lines that a replica gets after Host and keys and before the request's id and length.
@@ -235,8 +237,10 @@ class ForwardedAs:
             peer = self._peer
         elif self._peer:
             peer = peer + b", " + self._peer
-        return b"%baccept-encoding: identity\r\n%b%bx-forwarded-proto: %b\r\n" % (
+        return b"%bvia: %b %b\r\naccept-encoding: identity\r\n%b%bx-forwarded-proto: %b\r\n" % (
             b"\r\n".join(kept) + b"\r\n" if kept else b"",
+            b"1.0" if request.http10 else b"1.1",
+            self._hop,
             b"x-forwarded-for: %b\r\n" % peer if peer else b"",
             b"x-session-id: %b\r\n" % found[b"x-session-id"] if b"x-session-id" in found else b"",
             found.get(b"x-forwarded-proto", self._scheme),

@@ -118,6 +118,7 @@ HEADERS_TOO_LARGE = RouterError(
 )
 NOT_IMPLEMENTED = RouterError(501, "not_implemented", "The router does not open tunnels")
 VERSION = RouterError(505, "http_version", "Expected HTTP/1.1 or HTTP/1.0")
+LOOP = RouterError(508, "loop", "The request came back to the router that sent it: a replica leads there")
 INTERNAL = RouterError(500, "internal_error", "The router failed; this is a fault to report")
 REPLICA_UNREACHABLE = RouterError(502, "replica_unreachable", "The replica could not be reached")
 REPLICA_CLOSED = RouterError(502, "replica_closed", "The replica closed the connection before it answered")
@@ -147,6 +148,12 @@ _TENANT_LIMITS = {
     "concurrent": "The tenant's limit of {limit} requests at once is reached (limits.concurrent)",
 }
 NO_REPLICA = RouterError(503, "no_replica", "No replica can take the request now", retry_after_s=1)
+OUT_OF_SOCKETS = RouterError(
+    503,
+    "out_of_sockets",
+    "The router has no file descriptor or port left to reach a replica with; try again",
+    retry_after_s=1,
+)
 SHUTTING_DOWN = RouterError(503, "shutting_down", "The router is shutting down", retry_after_s=1)
 TOO_MANY_CONNECTIONS = RouterError(
     503,

@@ -40,6 +40,7 @@ class Service:
 
     __slots__ = (
         "_closing",
+        "_hop",
         "_id_prefix",
         "_ids",
         "_pools",
@@ -88,7 +89,9 @@ class Service:
         self._pools: dict[ReplicaState, ReplicaPool] = {}
         self._closing: list[ReplicaPool] = []
         """Pools of replicas that are gone, with connections that are still in use."""
-        self._id_prefix = b"wr-" + os.urandom(6).hex().encode() + b"-"
+        unique = os.urandom(6).hex().encode()
+        self._id_prefix = b"wr-" + unique + b"-"
+        self._hop = b"warmroute-" + unique
         self._ids = 0
         self.tenants = read_tenants(config)
         """The tenants of the config that is applied next."""
@@ -105,7 +108,7 @@ class Service:
         elif book.quotas:
             book.applied(())
             counters.keep_tenants(book.quotas)
-        self.settings = proxy_settings(config, tenancy)
+        self.settings = proxy_settings(config, tenancy, self._hop)
         retries = RetrySettings(
             config.retries.attempts, config.retries.budget_share, config.retries.budget_floor
         )

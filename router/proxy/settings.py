@@ -13,6 +13,8 @@ from router.proxy.tenancy import Tenancy
 class ProxySettings:
     """One config's settings. A request keeps those it began with."""
 
+    hop: bytes
+    """This router in ``Via``: what brings it back has gone in a circle."""
     connect_s: float
     first_byte_s: float
     idle_s: float
@@ -65,10 +67,11 @@ class ProxySettings:
         return max(0.01, min(1.0, min(limits) / 4))
 
 
-def proxy_settings(config: RouterConfig, tenancy: Tenancy | None) -> ProxySettings:
-    """The request path's part of ``config``; ``tenancy``: made of its tenants."""
+def proxy_settings(config: RouterConfig, tenancy: Tenancy | None, hop: bytes) -> ProxySettings:
+    """The request path's part of ``config``; ``tenancy``: made of its tenants; ``hop``: the router's name."""
     timeouts, limits = config.timeouts, config.limits
     return ProxySettings(
+        hop=hop,
         connect_s=timeouts.connect_s,
         first_byte_s=timeouts.first_byte_s,
         idle_s=timeouts.idle_s,

@@ -8,6 +8,9 @@ from router.routing.replica_state import ReplicaState
 from router.routing.retry import Failure
 from router.routing.roster import Roster
 
+_BLAMELESS = (Failure.BUSY, Failure.SILENT, Failure.NO_SOCKET)
+"""Busy is not broken, silence was told by probes, and what this router lacks says nothing of the replica."""
+
 
 class Availability:
     """Owned by the fleet. Moves ``health`` and ``draining``; the roster and the holding hear of it."""
@@ -32,7 +35,7 @@ class Availability:
         if failure is Failure.CONNECT:
             replica.health.connect_failed(now)
             self._caches.unreachable(replica.index)
-        elif failure not in (Failure.BUSY, Failure.SILENT):  # busy is not broken; silence probes have told
+        elif failure not in _BLAMELESS:
             replica.health.request_failed(now)
         self._may_be_ejected(replica, before, now)
 

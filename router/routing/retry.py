@@ -9,6 +9,8 @@ class Failure(Enum):
 
     CONNECT = auto()
     """No connection: nothing was sent."""
+    NO_SOCKET = auto()
+    """This router had no file descriptor or port left for a connection: no replica's fault."""
     CLOSED = auto()
     """The connection broke before the first byte of an answer."""
     STATUS_5XX = auto()

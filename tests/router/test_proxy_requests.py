@@ -212,6 +212,7 @@ def test_B096_hop_by_hop_and_nominated_headers_stay_here() -> None:
             "accept-encoding",
             "content-length",
             "host",
+            "via",
             "x-empty",
             "x-forwarded-for",
             "x-forwarded-proto",
