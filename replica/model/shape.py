@@ -5,7 +5,7 @@ What this engine cannot compute is refused here, at start, by name.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,8 @@ class Rotary:
     theta: float
     linear_factor: float = 1.0
     llama3: Llama3Scaling | None = None
+    divisors: tuple[float, ...] = ()
+    """Of each rotated pair's frequency, fastest first: how a GGUF writes Llama 3 scaling. Empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +147,12 @@ def _windows_from_hf(config: Mapping[str, Any], family: str, layers: int) -> tup
     return tuple(int(window) if layer >= first else None for layer in range(layers))
 
 
-def shape_from_gguf(metadata: Mapping[str, Any], tensors: frozenset[str]) -> ModelShape:
+def shape_from_gguf(
+    metadata: Mapping[str, Any], tensors: frozenset[str], rope_divisors: Sequence[float] = ()
+) -> ModelShape:
     """Read the metadata of a GGUF file; ``tensors`` are the names of the tensors in it.
+
+    ``rope_divisors``: its ``rope_freqs.weight``, if it has one.
 
     Raises:
         ModelError: the architecture or a scaling rule is not supported, or a key is missing.
@@ -159,10 +165,9 @@ def shape_from_gguf(metadata: Mapping[str, Any], tensors: frozenset[str]) -> Mod
         hidden = int(metadata[f"{arch}.embedding_length"])
         layers = int(metadata[f"{arch}.block_count"])
         head_dim = int(metadata.get(f"{arch}.attention.key_length", hidden // heads))
-        if "rope_freqs.weight" in tensors:
+        if len(rope_divisors) not in (0, head_dim // 2) or any(one <= 0 for one in rope_divisors):
             raise ModelError(
-                "GGUF: rope_freqs (Llama 3.1 scaling as a tensor) is not supported; "
-                "use the model's Hugging Face folder instead"
+                f"GGUF: rope_freqs.weight: expected {head_dim // 2} numbers above 0, one per rotated pair"
             )
         scaling = metadata.get(f"{arch}.rope.scaling.type", "none")
         if scaling not in ("none", "linear"):
@@ -184,7 +189,9 @@ def shape_from_gguf(metadata: Mapping[str, Any], tensors: frozenset[str]) -> Mod
             context=int(metadata[f"{arch}.context_length"]),
             norm_eps=float(metadata[f"{arch}.attention.layer_norm_rms_epsilon"]),
             rotary=Rotary(
-                float(metadata.get(f"{arch}.rope.freq_base", 10_000.0)), linear_factor=linear_factor
+                float(metadata.get(f"{arch}.rope.freq_base", 10_000.0)),
+                linear_factor=linear_factor,
+                divisors=tuple(rope_divisors),
             ),
             qkv_bias="blk.0.attn_q.bias" in tensors,
             output_bias="blk.0.attn_output.bias" in tensors,
@@ -209,6 +216,8 @@ def inverse_frequencies(rotary: Rotary, head_dim: int) -> list[float]:
     [1.0, 0.1, 0.00309, 0.00013]
     """
     plain = [rotary.theta ** (-2 * i / head_dim) / rotary.linear_factor for i in range(head_dim // 2)]
+    if rotary.divisors:
+        plain = [frequency / divisor for frequency, divisor in zip(plain, rotary.divisors, strict=True)]
     rule = rotary.llama3
     if rule is None:
         return plain
