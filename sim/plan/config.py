@@ -301,6 +301,41 @@ class ConversationPlan(PlanSection):
     prefill_us_per_token: PositiveFloat = 32.0
 
 
+class SheetLine(PlanSection):
+    """One quantity of an arithmetic sheet: given, or computed from those above it."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
+    value: float | None = None
+    formula: str | None = None
+    """Python's notation; + - * / // **, min, max, ceil, floor, sqrt, exp, ln, erlang_c."""
+    unit: str = ""
+    says: str
+    """What it is."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "SheetLine":
+        if (self.value is None) == (self.formula is None):
+            raise ValueError(f"line {self.name}: expected either value or formula")
+        return self
+
+
+class SheetSection(PlanSection):
+    """Lines under a title."""
+
+    title: str
+    lines: Annotated[tuple[SheetLine, ...], Field(min_length=1)]
+
+
+class ArithmeticPlan(PlanSection):
+    """A sheet of your own."""
+
+    kind: Literal["arithmetic"]
+    title: str | None = None
+    sections: Annotated[tuple[SheetSection, ...], Field(min_length=1)]
+    answer: tuple[str, ...] = ()
+    """Sentences at the end."""
+
+
 PlanConfig = Annotated[
     OnlinePlan
     | LongPromptsPlan
@@ -309,6 +344,7 @@ PlanConfig = Annotated[
     | TiersPlan
     | HybridPlan
     | ApiBillPlan
-    | ConversationPlan,
+    | ConversationPlan
+    | ArithmeticPlan,
     Field(discriminator="kind"),
 ]

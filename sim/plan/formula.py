@@ -116,7 +116,10 @@ def _value(node: ast.expr, values: Mapping[str, float]) -> float:
             one, other = _value(left, values), _value(right, values)
             if isinstance(sign, ast.Div) and other == 0:
                 return math.copysign(math.inf, one) if one else 0.0
-            return _OPERATORS[type(sign)](one, other)
+            made = _OPERATORS[type(sign)](one, other)
+            if isinstance(made, complex):
+                raise FormulaError(f"{ast.unparse(node)!r} is a root of a number below 0")
+            return made
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
             return _FUNCTIONS[name](*(_value(arg, values) for arg in args))
     raise FormulaError(f"{ast.unparse(node)!r} is no arithmetic")

@@ -1,8 +1,10 @@
 """From a plan to its report: one function per kind."""
 
 from sim.plan.api_bill import plan_api_bill
+from sim.plan.arithmetic import plan_arithmetic
 from sim.plan.config import (
     ApiBillPlan,
+    ArithmeticPlan,
     ConversationPlan,
     HybridPlan,
     LongPromptsPlan,
@@ -26,7 +28,8 @@ from sim.simulate import Progress
 def make_report(plan: PlanConfig, *, simulated: bool = True, progress: Progress | None = None) -> Report:
     """The finished plan; with ``simulated`` the answer is tried where there is something to try.
 
-    Memory, tiers, hybrid and the API bill have nothing to try: they replay a trace exactly, or are exact.
+    Memory, tiers, hybrid, the API bill and a sheet have nothing to try: they replay a trace exactly, or are
+    exact.
     Raises ``PlanError`` when the plan cannot be calculated as it stands.
     """
     match plan:
@@ -46,3 +49,5 @@ def make_report(plan: PlanConfig, *, simulated: bool = True, progress: Progress 
             return plan_hybrid(plan)
         case ApiBillPlan():
             return plan_api_bill(plan)
+        case ArithmeticPlan():
+            return plan_arithmetic(plan)

@@ -12,7 +12,17 @@ from sim.plan.config import PlanConfig
 from sim.plan.plan_error import PlanError
 
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(PlanConfig)
-KINDS = ("online", "long_prompts", "offline", "memory", "tiers", "hybrid", "api_bill", "conversation")
+KINDS = (
+    "online",
+    "long_prompts",
+    "offline",
+    "memory",
+    "tiers",
+    "hybrid",
+    "api_bill",
+    "conversation",
+    "arithmetic",
+)
 
 
 def load_plan(path: str | Path) -> PlanConfig:

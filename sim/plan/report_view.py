@@ -42,9 +42,10 @@ def plain_lines(report: Report) -> Iterator[str]:
                 yield entry.text
             else:
                 yield from _plain_grid(entry)
-    yield ""
-    yield "## Answer"
-    yield from report.answer
+    if report.answer:
+        yield ""
+        yield "## Answer"
+        yield from report.answer
 
 
 def shown(value: float) -> str:
@@ -73,7 +74,8 @@ def _with_unit(line: Line) -> str:
 def _equation(line: Line) -> str:
     if line.formula is None or line.numbers is None:
         return line.name
-    if line.formula.replace("_", "").isalnum():  # one name: the numbers say nothing new
+    if line.formula == line.numbers or line.formula.replace("_", "").isalnum():
+        # Numbers alone, or one name: said again it is nothing new.
         return f"{line.name} = {line.formula}"
     return f"{line.name} = {line.formula} = {line.numbers}"
 

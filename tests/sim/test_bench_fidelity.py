@@ -44,8 +44,9 @@ def test_real_replicas_of_the_tiny_model(capsys: pytest.CaptureFixture[str]) -> 
     On a busy machine a turn may come before the one it follows is cached: a request or two of thirty.
     """
     pytest.importorskip("torch", reason="the extra [replica] is not installed")
-    arguments = ["--model", "tiny", "--requests", "30", "--policy", "round_robin", "--load", "0.2"]
-    assert warmroute.main(["bench", "fidelity", *arguments]) == 0
+    arguments = ["--model", "tiny", "--requests", "30", "--policy", "round_robin", "--load", "0.5"]
+    prompts = ["--apps", "6", "--system-tokens", "300", "--kv-tokens", "2048"]
+    assert warmroute.main(["bench", "fidelity", *arguments, *prompts]) == 0
     shown = capsys.readouterr().out
     assert "30 requests," in shown and "2 replicas of tiny" in shown and "prefill_us_per_token" in shown
     (row,) = [line for line in shown.splitlines() if line.lstrip().startswith("round_robin")]

@@ -17,6 +17,9 @@ from sim.acceptance.verdict import RULE_OF_THREE, Rule
 from sim.diagnose.mend import LEAST_SHARE
 from sim.diagnose.periods import Period, change
 from sim.lesson import burst_trace
+from sim.plan.make_report import make_report
+from sim.plan.plan_file import load_plan
+from sim.plan.worksheet import Line
 from sim.results import DECODE_BUFFER_S, Slo
 from sim.rivals import llmd_sticky, llmd_weighted, sglang_cache_aware
 from sim.step_time.presets import PRESETS
@@ -25,6 +28,15 @@ from sim.workload.sources import open_trace
 from sim.workload.trimmed_chats import TrimmedChats
 
 DOCS = Path(__file__).parents[2] / "docs"
+PLANS = Path(__file__).parents[2] / "configs" / "plans"
+SHEETS = {
+    "operations": "routers",
+    "routing": "docs/routing",
+    "kv_cache": "docs/kv_cache",
+    "diagnosis": "docs/diagnosis",
+}
+"""By document: the plan that prints its worked numbers, under the document's own headings."""
+NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")
 
 
 def read(name: str) -> str:
@@ -39,6 +51,34 @@ def in_order(text: str, *parts: str) -> None:
         found = text.find(part, at)
         assert found >= 0, f"{part!r} is not there after {text[max(0, at - 60) : at]!r}"
         at = found + len(part)
+
+
+def stands_in(value: float, text: str) -> bool:
+    """``value`` is a number of ``text``, to as many digits as are written there.
+
+    >>> stands_in(0.5706, "0.57 core"), stands_in(729.0, "at 729."), stands_in(4.666, "4.6")
+    (True, True, False)
+    """
+    written = [number.rstrip(",") for number in NUMBER.findall(text)]
+    return any(f"{value:,.{len(number.partition('.')[2])}f}" == number for number in written)
+
+
+@pytest.mark.parametrize("document", SHEETS)
+def test_what_a_sheet_computes_stands_in_its_document(document: str) -> None:
+    text = (DOCS / f"{document}.md").read_text()
+    sheet = f"configs/plans/{SHEETS[document]}.yaml"
+    assert f"`warmroute plan {sheet}`" in text
+    parts = dict(re.findall(r"^#+ (.+)\n((?:(?!#+ ).*\n)*)", text, re.MULTILINE))
+    report = make_report(load_plan(PLANS.parents[1] / sheet))
+    for section in report.sections:
+        assert section.title in parts, f"{sheet}: no heading {section.title!r} in {document}.md"
+        for line in section.entries:
+            if isinstance(line, Line) and line.formula is not None:
+                assert stands_in(line.value, parts[section.title]), (document, section.title, line)
+
+
+def test_every_sheet_belongs_to_a_document() -> None:
+    assert {f"docs/{path.stem}" for path in (PLANS / "docs").iterdir()} < set(SHEETS.values())
 
 
 def test_simulator_step_times() -> None:
