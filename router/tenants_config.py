@@ -32,7 +32,7 @@ class TenantLimitsConfig(Section):
     tokens_per_s: PositiveFloat | None = None
     """Of prompts, cached or not, and of replies."""
     concurrent: PositiveInt | None = None
-    """Requests held or in flight."""
+    """Requests arriving, held or in flight."""
 
 
 def _keys(value: Any) -> Any:

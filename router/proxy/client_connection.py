@@ -17,6 +17,7 @@ from router.proxy.own_routes import own_answer
 from router.proxy.request_head import ClientError, RequestHead
 from router.proxy.request_reader import Expecting, RequestReader
 from router.proxy.router_error import (
+    RECEIVING_SHARE,
     REQUEST_TIMEOUT,
     TOO_MANY_CONNECTIONS,
     TOO_MUCH_RECEIVED,
@@ -24,6 +25,7 @@ from router.proxy.router_error import (
     error_answer,
 )
 from router.proxy.settings import ProxySettings
+from router.proxy.tenancy import Caller
 
 if TYPE_CHECKING:
     from router.proxy.data_plane import DataPlane
@@ -58,6 +60,7 @@ class ClientConnection(asyncio.Protocol):
     """One client's connection."""
 
     __slots__ = (
+        "_arriving",
         "_forwarding",
         "_phase",
         "_plane",
@@ -90,6 +93,8 @@ class ClientConnection(asyncio.Protocol):
         self._turn_waits = False
         self._receiving = 0
         """Bytes of a body that is not whole yet, as counted for the whole router."""
+        self._arriving: Caller | None = None
+        """Whose such a body is, where tenants are told apart; it is counted as the tenant's."""
         self._since: float | None = None
         """When the client last did what it is waited for; the first sweep after that sets it."""
         self._unwritten = 0
@@ -129,7 +134,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone()
-        self._count_receiving(0, 0)
+        self._arrived()
         self._plane.client_lost(self)
 
     def pause_writing(self) -> None:
@@ -169,12 +174,11 @@ class ClientConnection(asyncio.Protocol):
                 request = reader.next_request(
                     header_limit=settings.header_bytes, body_limit=settings.body_bytes
                 )
-                if self._receiving or reader.receiving:
-                    self._count_receiving(reader.receiving, settings.receiving_bytes)
                 if request is None:
                     if reader.expecting is Expecting.BODY:
                         self._since = None
                         self._check_key(reader.head)
+                        self._count_receiving(reader.receiving, settings.receiving_bytes)
                     if reader.wants_continue:
                         reader.wants_continue = False
                         self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -182,6 +186,8 @@ class ClientConnection(asyncio.Protocol):
                         self._turn_over()
                     break
                 head, body = request
+                if self._receiving or self._arriving is not None:
+                    self._arrived()
                 self._serve(head, body)
         except ClientError as error:
             self._refuse(error.error)
@@ -221,11 +227,31 @@ class ClientConnection(asyncio.Protocol):
 
     def _count_receiving(self, unfinished: int, limit: int) -> None:
         """An unfinished body has so many bytes. Raises ``ClientError`` over the ``limit`` of all clients."""
-        counters = self._plane.service.counters
-        counters.receiving_bytes += unfinished - self._receiving
+        counters, arriving = self._plane.service.counters, self._arriving
+        more = unfinished - self._receiving
         self._receiving = unfinished
-        if unfinished and counters.receiving_bytes > limit:
+        counters.receiving_bytes += more
+        if arriving is not None:
+            arriving.quota.arriving_bytes += more
+        if not unfinished:
+            return
+        room = limit - counters.receiving_bytes
+        if room < 0:
             raise ClientError(TOO_MUCH_RECEIVED.at(limit))
+        if arriving is not None and not arriving.may_receive(room):
+            self._turned_away(arriving, RECEIVING_SHARE)
+
+    def _arrived(self) -> None:
+        """The body is whole, or none is expected any more."""
+        self._count_receiving(0, 0)
+        arriving, self._arriving = self._arriving, None
+        if arriving is not None:
+            arriving.quota.arriving -= 1
+
+    def _turned_away(self, caller: Caller, error: RouterError) -> None:
+        caller.counters.turned(error.code)
+        caller.counters.count(error.status)
+        raise ClientError(error)
 
     def _serve(self, head: RequestHead, body: bytes) -> None:
         service = self._plane.service
@@ -270,7 +296,10 @@ class ClientConnection(asyncio.Protocol):
         return self._forwarding
 
     def _check_key(self, head: RequestHead) -> None:
-        """Whoever may not use the router need not send a whole body to learn it. Raises ``ClientError``."""
+        """Whoever may not use the router, or not now, need not send a whole body to learn it.
+
+        Raises ``ClientError``.
+        """
         settings, forwarding = self._plane.service.settings, self._forwarding
         if not settings.keys and settings.tenancy is None:
             return
@@ -278,6 +307,13 @@ class ClientConnection(asyncio.Protocol):
             forwarding = self._forward(head)
         if forwarding.refusal is not None:
             raise ClientError(forwarding.refusal)
+        caller = forwarding.caller
+        if caller is not None and self._arriving is None:
+            refusal = caller.arrival_refusal()
+            if refusal is not None:
+                self._turned_away(caller, refusal)
+            caller.quota.arriving += 1
+            self._arriving = caller
 
     def _turn_away(self, error: RouterError, request_id: str, head: RequestHead) -> None:
         """The whole request came, and is not served."""
@@ -347,7 +383,7 @@ class ClientConnection(asyncio.Protocol):
     def _refuse(self, error: RouterError) -> None:
         """What came is not a request that can be served; nothing after it can be trusted."""
         service = self._plane.service
-        self._count_receiving(0, 0)
+        self._arrived()
         service.count_error(error)
         service.count_request("", error.status)
         request_id = service.new_request_id().decode()

@@ -107,6 +107,13 @@ TOO_MUCH_RECEIVED = RouterError(
     "The router is receiving bodies of more than {limit} bytes in all (limits.receiving_bytes); try again",
     retry_after_s=1,
 )
+RECEIVING_SHARE = RouterError(
+    429,
+    "receiving_share",
+    "The tenant's bodies that are not whole yet take the room that others have a share in "
+    "(limits.receiving_bytes); try again",
+    retry_after_s=1,
+)
 BODY_CROWDED = RouterError(
     413,
     "body_crowded",

@@ -25,8 +25,8 @@ from router.tenants_config import PUBLIC, TenantConfig, TenantsConfig
 
 _ONE_MODEL = b"/v1/models/"
 HOLD_ROOM = 4.0
-"""A tenant may hold so many times the room that is left for all: alone four fifths of it, and always a place
-is left for one that comes later (dynamic thresholds, Choudhury and Hahne 1998)."""
+"""A tenant may hold, and receive, so many times the room that is left for all: alone four fifths of it, and
+always a place is left for one that comes later (dynamic thresholds, Choudhury and Hahne 1998)."""
 
 
 class Caller:
@@ -79,6 +79,18 @@ class Caller:
             return None
         limit, wait_s = broken
         return limit_reached(limit, getattr(self.quota.limits, limit), wait_s)
+
+    def arrival_refusal(self) -> RouterError | None:
+        """The limit of its tenant that one more body would break, if it began to arrive."""
+        broken = self.quota.arrival_refusal()
+        if broken is None:
+            return None
+        limit, wait_s = broken
+        return limit_reached(limit, getattr(self.quota.limits, limit), wait_s)
+
+    def may_receive(self, room: int) -> bool:
+        """Its bodies that are not whole yet leave enough of the ``room`` (bytes) that is left for all."""
+        return self.quota.arriving_bytes <= HOLD_ROOM * self.tenant.weight * room
 
     def may_hold(self, room: int) -> bool:
         """One more of its requests may wait in the router, where ``room`` more of all may."""

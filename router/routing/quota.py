@@ -19,7 +19,7 @@ class TenantLimits:
     tokens_per_s: float | None = None
     """Of prompts, cached or not, and of replies."""
     concurrent: int | None = None
-    """Requests held or in flight."""
+    """Requests arriving, held or in flight."""
 
 
 class Bucket:
@@ -69,6 +69,8 @@ class Quota:
     __slots__ = (
         "_requests",
         "_tokens",
+        "arriving",
+        "arriving_bytes",
         "held",
         "in_flight",
         "limits",
@@ -86,6 +88,10 @@ class Quota:
         self.in_flight = 0
         """Begun here and not ended, held ones included."""
         self.held = 0
+        self.arriving = 0
+        """Requests whose bodies are not whole yet."""
+        self.arriving_bytes = 0
+        """Of those bodies."""
         self.requests = 0
         """Begun here."""
         self.tokens = 0
@@ -114,13 +120,20 @@ class Quota:
 
     def refusal(self, now: float) -> tuple[str, float] | None:
         """The limit that one more request would break, and in how many seconds it may not; ``None``: none."""
-        most = self.limits.concurrent
-        if most is not None and self.in_flight + self.peers_in_flight >= max(1, int(most * self.share)):
+        if self._full(self.in_flight):
             return "concurrent", 1.0
         for name, bucket in (("requests_per_s", self._requests), ("tokens_per_s", self._tokens)):
             if bucket is not None and (wait_s := bucket.wait_s(now, self.share)):
                 return name, wait_s
         return None
+
+    def arrival_refusal(self) -> tuple[str, float] | None:
+        """The same of one whose body is still to come: it takes a place from its head on."""
+        return ("concurrent", 1.0) if self._full(self.in_flight + self.arriving) else None
+
+    def _full(self, here: int) -> bool:
+        most = self.limits.concurrent
+        return most is not None and here + self.peers_in_flight >= max(1, int(most * self.share))
 
     # --- requests of this router ----------------------------------------------------------------
 
@@ -165,4 +178,4 @@ class Quota:
     @property
     def unused(self) -> bool:
         """Nothing of it is in flight anywhere."""
-        return not (self.in_flight or self.peers_in_flight)
+        return not (self.arriving or self.in_flight or self.peers_in_flight)

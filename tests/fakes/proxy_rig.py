@@ -76,6 +76,8 @@ class Rig:
             "outstanding_tokens": sum(ledger.outstanding_tokens for ledger in ledgers),
             "tenants_in_flight": sum(quota.in_flight for quota in quotas),
             "tenants_held": sum(quota.held for quota in quotas),
+            "tenants_arriving": sum(quota.arriving + quota.arriving_bytes for quota in quotas),
+            "receiving": self.counters.receiving_bytes,
         }
 
 
