@@ -75,7 +75,9 @@ def _difference(place: int, difference: Difference, policy: str, other: str) -> 
         f"{other}: replica {instead.replica} ({difference.other.reason})"
     )
     yield "   " + reason(chosen, instead)
-    header = ("replica", "matched", "wait ms", "prefill ms", "imposed ms", "total ms", f"{other}'s score")
+    header = ["replica", "matched", "wait ms", "prefill ms", "imposed ms", "total ms"]
+    if difference.other_scores:
+        header.append(f"{other}'s score")
     yield "   " + "  ".join(f"{name:>10}" for name in header)
     for row in _shown(difference):
         mark = "*" if row.replica == chosen.replica else "o" if row.replica == instead.replica else " "
@@ -84,8 +86,9 @@ def _difference(place: int, difference: Difference, policy: str, other: str) -> 
             f"{mark} {row.replica}",
             f"{row.matched_tokens:,}",
             *(f"{1e3 * seconds:,.0f}" for seconds in (row.wait_s, row.prefill_s, row.imposed_s, row.total_s)),
-            "-" if score is None else f"{score:,.4g}",
         ]
+        if difference.other_scores:
+            cells.append("-" if score is None else f"{score:,.4g}")
         yield "   " + "  ".join(f"{cell:>10}" for cell in cells)
     flight = difference.flight
     if flight is not None and flight.first_token_at is not None:

@@ -76,7 +76,8 @@ def read_text_sessions(path: str | Path, *, requests: int | None = None) -> Text
         turns = episode.get("traj") if type(episode) is dict else None
         if type(turns) is not list:
             raise TraceError(
-                f"{path}, episode {number}: no list 'traj' of messages; expected tau-bench's format"
+                f"{path}, episode {number}: no list 'traj' of messages; a JSON list is read as tau-bench's "
+                "conversations, a trace has one JSON object per line"
             )
         conversation = [_message(path, number, turn) for turn in turns]
         _add_requests(f"episode {number}", conversation, made, said)

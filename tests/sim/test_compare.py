@@ -185,3 +185,4 @@ def test_the_command_explains(capsys: pytest.CaptureFixture[str]) -> None:
     assert warmroute.main(arguments) == 0
     shown = capsys.readouterr().out
     assert "decisions (" in shown and "would have been others under llmd_sticky" in shown
+    assert "total ms" in shown and "llmd_sticky's score" not in shown  # it sorts candidates out, and has none

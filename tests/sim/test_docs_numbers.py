@@ -1,5 +1,6 @@
 """Numbers that docs work out by hand, or take from the code: computed here, and looked up in the text."""
 
+import argparse
 import re
 from pathlib import Path
 
@@ -22,10 +23,12 @@ from sim.plan.plan_file import load_plan
 from sim.plan.worksheet import Line
 from sim.results import DECODE_BUFFER_S, Slo
 from sim.rivals import llmd_sticky, llmd_weighted, sglang_cache_aware
+from sim.simulate_arguments import add_arguments
 from sim.step_time.presets import PRESETS
 from sim.workload.hot_prefix import HotPrefix
 from sim.workload.sources import open_trace
 from sim.workload.trimmed_chats import TrimmedChats
+from tests.sim.docs_tables import TABLES, Row, rows
 
 DOCS = Path(__file__).parents[2] / "docs"
 PLANS = Path(__file__).parents[2] / "configs" / "plans"
@@ -79,6 +82,32 @@ def test_what_a_sheet_computes_stands_in_its_document(document: str) -> None:
 
 def test_every_sheet_belongs_to_a_document() -> None:
     assert {f"docs/{path.stem}" for path in (PLANS / "docs").iterdir()} < set(SHEETS.values())
+
+
+def test_every_row_of_simulated_figures_has_a_command() -> None:
+    """``python -m tests.sim.docs_tables FOLDER`` runs them."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    found = list(rows())
+    assert len(found) >= 18
+    for row in found:
+        for arguments in row.runs:
+            assert len(parser.parse_args(arguments).policy) == 1, row.line
+
+
+def test_figures_are_written_as_in_the_docs() -> None:
+    spread = {"mean": 1.0449, "p99": 10.62}
+    figures = {
+        "ttft_s": spread,
+        "e2e_s": {"mean": 121.4},
+        "in_slo_share": 0.9,
+        "cached_share": 0.3,
+        "ideal_cached_share": 0.4,
+    }
+    row = Row(TABLES[0], "| nothing | `--policy predicted_finish` | a | b | c | d |", ())
+    assert row.now([figures]) == "| nothing | `--policy predicted_finish` | 1.04 / 10.6 | 121 | .900 | .750 |"
+    three = row.now([figures] * 3)
+    assert "| 1.04, 1.04, 1.04 / 10.6, 10.6, 10.6 | 121, 121, 121 |" in three
 
 
 def test_simulator_step_times() -> None:
