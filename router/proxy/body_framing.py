@@ -19,6 +19,9 @@ _HEX_DIGITS: Final = bytes(
 )
 """By byte: its value as a hexadecimal digit; 16: it is none."""
 
+_CR: Final = 13
+_LF: Final = 10
+
 _SIZE: Final = 0
 _DATA: Final = 1
 _DATA_END: Final = 2
@@ -132,17 +135,18 @@ class ChunkedBody(Framing):
             # Whole chunks, one after the other: the usual case.
             while at < size:
                 length, begin = 0, at
-                for byte in data[at : at + MAX_SIZE_DIGITS]:
-                    digit = _HEX_DIGITS[byte]
+                last = min(size - 2, at + MAX_SIZE_DIGITS)
+                while begin < last:
+                    digit = _HEX_DIGITS[data[begin]]
                     if digit > 15:
                         break
                     length = 16 * length + digit
                     begin += 1
-                if not length or data[begin : begin + 2] != b"\r\n":
+                if not length or data[begin] != _CR or data[begin + 1] != _LF:
                     break
                 begin += 2
                 end = begin + length
-                if data[end : end + 2] != b"\r\n":
+                if end + 2 > size or data[end] != _CR or data[end + 1] != _LF:
                     break
                 if payload is not None:
                     payload.append(data[begin:end])

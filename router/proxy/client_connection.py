@@ -87,7 +87,7 @@ class ClientConnection(asyncio.Protocol):
         """The connection stays open after the answer to the current request."""
         self.write_paused = False
         self._phase = Phase.READING
-        self._reader = RequestReader()
+        self._reader = RequestReader(plane.last_head)
         self._pumping = False
         self._reading_paused = False
         self._turn_waits = False

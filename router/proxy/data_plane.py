@@ -14,6 +14,7 @@ from router.proxy.client_connection import ClientConnection
 from router.proxy.counters import Counters
 from router.proxy.hold_clock import HoldClock
 from router.proxy.prompt_reader import PromptReader
+from router.proxy.request_reader import LastHead
 from router.proxy.service import Service
 from router.routing.fleet import Fleet
 
@@ -46,6 +47,7 @@ class DataPlane:
         self.service.prompt_reader = prompt_reader
         self._listen = config.listen
         self._server: asyncio.Server | None = None
+        self.last_head = LastHead()
         self._clients: set[ClientConnection] = set()
         self._sweeping: asyncio.TimerHandle | None = None
         self._to_sweep: list[ClientConnection] = []

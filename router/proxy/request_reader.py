@@ -16,6 +16,8 @@ MOST_CHUNKED_BYTES: Final = 32 * 1024
 """Of a chunked body, read at once: chunks of a few bytes cost a microsecond each."""
 SMALL_PIECE_BYTES: Final = 4 * 1024
 """Smaller pieces of a body are put together as they come: each would take ten times its size."""
+LONG_PIECE_BYTES: Final = 16 * 1024
+"""So much of a body that came with its head is copied only once, when all of it is here."""
 
 
 class Expecting(Enum):
@@ -29,6 +31,30 @@ class Expecting(Enum):
     """More of a body."""
 
 
+class KnownHead:
+    """A head that was judged, and its bytes before and after the digits of its length.
+
+    A client's next head is mostly the same but for those, and need not be judged again.
+    """
+
+    __slots__ = ("after", "before", "head")
+
+    def __init__(self, head: RequestHead, before: bytes, after: bytes | None) -> None:
+        self.head = head
+        self.before = before
+        self.after = after
+        """None: it has no length, and ``before`` is all of it."""
+
+
+class LastHead:
+    """The head that was judged last, of any connection: a new one's first is often the same."""
+
+    __slots__ = ("known",)
+
+    def __init__(self) -> None:
+        self.known: KnownHead | None = None
+
+
 class RequestReader:
     """Holds what one client sent and was not served yet. After a ``ClientError`` it must not be used again.
 
@@ -40,12 +66,12 @@ class RequestReader:
     """
 
     __slots__ = (
-        "_after_length",
-        "_before_length",
         "_body",
         "_fed",
+        "_first",
         "_head",
-        "_known_head",
+        "_known",
+        "_last",
         "_partial",
         "_payload",
         "_payload_bytes",
@@ -55,7 +81,8 @@ class RequestReader:
         "wants_continue",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, last: LastHead | None = None) -> None:
+        """``last``: shared by connections whose heads may be read by the same rules."""
         self.buffer = b""
         """Not read yet."""
         self.expecting = Expecting.REQUEST
@@ -65,16 +92,16 @@ class RequestReader:
         """``next_request`` found no whole request, but has not looked at all of the buffer."""
         self._head: RequestHead | None = None
         self._body: Framing | None = None
+        self._first: bytes | memoryview = b""
+        """What came of a long body with its head."""
         self._payload: list[bytes] = []
+        """What came of it after that."""
         self._payload_bytes = 0
         self._partial: HttpRequestParser | None = None
         self._fed = 0
         """Bytes at the buffer's beginning that ``_partial`` has judged."""
-        # The last head, and its bytes before and after the digits of its length: a client's next head
-        # is mostly the same but for those, and need not be judged again.
-        self._known_head: RequestHead | None = None
-        self._before_length = b""
-        self._after_length: bytes | None = None
+        self._last = last
+        self._known: KnownHead | None = None if last is None else last.known
 
     @property
     def head(self) -> RequestHead:
@@ -95,33 +122,47 @@ class RequestReader:
     def next_request(self, *, header_limit: int, body_limit: int) -> tuple[RequestHead, bytes] | None:
         """The next request with its whole body, or None if more bytes are needed. Raises ``ClientError``."""
         head = self._head
-        if head is None:
-            read = self._read_known_head() or self._read_head(header_limit)
-            if read is None:
-                return None
-            head, length = read
-            if not head.chunked:
-                if length > body_limit:
-                    raise ClientError(BODY_TOO_LARGE.at(body_limit))
-                buffer = self.buffer
-                if len(buffer) >= length:  # all here: the usual case
-                    self.buffer = buffer[length:]
-                    self.expecting = Expecting.REQUEST
-                    return head, buffer if len(buffer) == length else buffer[:length]
-            self._begin_body(head, length)
-        assert self._body is not None
-        return self._read_body(head, self._body, body_limit)
-
-    def _read_known_head(self) -> tuple[RequestHead, int] | None:
-        """The head, if it is the last one again with perhaps another length."""
-        head, buffer, before = self._known_head, self.buffer, self._before_length
-        start = len(before)
-        if head is None or self._fed or buffer[:start] != before:
+        if head is not None:
+            return self._read_body(head, body_limit)
+        read = self._read_known_head(header_limit) or self._read_head(header_limit)
+        if read is None:
             return None
-        after = self._after_length
-        if after is None:
+        head, length, start = read
+        if head.chunked:
+            self.buffer = self.buffer[start:]
+            self._begin_body(head, ChunkedBody())
+            return self._read_body(head, body_limit)
+        if length > body_limit:
+            raise ClientError(BODY_TOO_LARGE.at(body_limit))
+        buffer = self.buffer
+        end = start + length
+        here = len(buffer)
+        if here >= end:  # all here: the usual case
+            self.buffer = buffer[end:]
+            self.expecting = Expecting.REQUEST
+            return head, buffer[start:end]
+        if here - start < LONG_PIECE_BYTES:
             self.buffer = buffer[start:]
-            return head, 0
+            self._begin_body(head, LengthBody(length))
+            return self._read_body(head, body_limit)
+        self.buffer = b""
+        self._begin_body(head, LengthBody(end - here))
+        self._first = memoryview(buffer)[start:]
+        self._payload_bytes = here - start
+        self.wants_continue = False
+        return None
+
+    def _read_known_head(self, limit: int) -> tuple[RequestHead, int, int] | None:
+        """The head, if it is the last one again with perhaps another length; else as ``_read_head``."""
+        known, buffer = self._known, self.buffer
+        if known is None or self._fed:
+            return None
+        before, after = known.before, known.after
+        start = len(before)
+        if buffer[:start] != before or start > limit:
+            return None
+        if after is None:
+            return known.head, 0, start
         length, end = 0, start
         for byte in buffer[start : start + MAX_LENGTH_DIGITS]:
             if not 0x30 <= byte <= 0x39:
@@ -129,12 +170,12 @@ class RequestReader:
             length = 10 * length + byte - 0x30
             end += 1
         stop = end + len(after)
-        if end == start or buffer[end:stop] != after:
+        if end == start or buffer[end:stop] != after or stop > limit:
             return None
-        self.buffer = buffer[stop:]
-        return head, length
+        return known.head, length, stop
 
-    def _read_head(self, limit: int) -> tuple[RequestHead, int] | None:
+    def _read_head(self, limit: int) -> tuple[RequestHead, int, int] | None:
+        """The head, its body's bytes, and where the body begins in the buffer; None if more is needed."""
         if not self._fed and self.buffer.startswith(b"\r\n"):
             self._skip_blank_lines()
         buffer = self.buffer
@@ -149,9 +190,10 @@ class RequestReader:
         self._fed = 0
         raw = buffer[:end]
         head, length = read_request_head(raw)
-        self.buffer = buffer[end:]
-        self._remember(raw, head, length)
-        return head, length
+        self._known = known_head(raw, head, length)
+        if self._last is not None:
+            self._last.known = self._known
+        return head, length, end
 
     def _skip_blank_lines(self) -> None:
         """RFC 9112, 2.2: some clients end a body so."""
@@ -159,22 +201,6 @@ class RequestReader:
         pairs = (len(buffer) - len(buffer.lstrip(b"\r\n"))) // 2
         if buffer.startswith(b"\r\n" * pairs):  # else it is no blank line, and refused
             self.buffer = buffer[2 * pairs :]
-
-    def _remember(self, raw: bytes, head: RequestHead, length: int) -> None:
-        if len(raw) > MOST_KNOWN_HEAD_BYTES:
-            self._known_head = None
-            return
-        self._known_head = head
-        self._before_length, self._after_length = raw, None
-        name = raw.lower().find(b"\r\ncontent-length:")
-        if name >= 0:
-            digits = b"%d" % length
-            end = raw.find(b"\r", name + 2)
-            start = raw.find(digits, name, end)
-            if start < 0 or start + len(digits) != end:
-                self._known_head = None  # leading zeros, spaces: lawful and rare
-                return
-            self._before_length, self._after_length = raw[:start], raw[end:]
 
     def _judge_partial(self, buffer: bytes) -> None:
         """Refuse at once what cannot become a head."""
@@ -184,16 +210,18 @@ class RequestReader:
         self._fed = len(buffer)
         self.expecting = Expecting.HEAD
 
-    def _begin_body(self, head: RequestHead, length: int) -> None:
+    def _begin_body(self, head: RequestHead, body: Framing) -> None:
         self._head = head
-        self._body = ChunkedBody() if head.chunked else LengthBody(length)
+        self._body = body
+        self._first = b""
         self._payload = []
         self._payload_bytes = 0
         self.wants_continue = head.expects_continue and not self.buffer
         self.expecting = Expecting.BODY
 
-    def _read_body(self, head: RequestHead, body: Framing, limit: int) -> tuple[RequestHead, bytes] | None:
-        buffer = self.buffer
+    def _read_body(self, head: RequestHead, limit: int) -> tuple[RequestHead, bytes] | None:
+        body, buffer = self._body, self.buffer
+        assert body is not None
         now = buffer[:MOST_CHUNKED_BYTES] if head.chunked else buffer
         pieces: list[bytes] = []
         try:
@@ -207,12 +235,13 @@ class RequestReader:
         self.turn_over = not body.done and len(self.buffer) > 0
         if not body.done:
             return None
-        payload = self._payload
+        whole = b"".join((self._first, *self._payload))
         self._head = self._body = None
+        self._first = b""
         self._payload = []
         self.wants_continue = False
         self.expecting = Expecting.REQUEST
-        return head, b"".join(payload)
+        return head, whole
 
     def _collect(self, piece: bytes) -> None:
         payload = self._payload
@@ -221,3 +250,18 @@ class RequestReader:
             payload[-1] += piece
         else:
             payload.append(piece)
+
+
+def known_head(raw: bytes, head: RequestHead, length: int) -> KnownHead | None:
+    """``head``, read from ``raw`` with a body of ``length`` bytes, to be known again if it can be."""
+    if len(raw) > MOST_KNOWN_HEAD_BYTES:
+        return None
+    name = raw.lower().find(b"\r\ncontent-length:")
+    if name < 0:
+        return KnownHead(head, raw, None)
+    digits = b"%d" % length
+    end = raw.find(b"\r", name + 2)
+    start = raw.find(digits, name, end)
+    if start < 0 or start + len(digits) != end:
+        return None  # leading zeros, spaces: lawful and rare
+    return KnownHead(head, raw[:start], raw[end:])

@@ -11,9 +11,16 @@ import orjson
 from router.routing.in_flight import Usage
 
 TAIL_BYTES: Final = 4096
+DONE_BYTES: Final = 64
+"""The last event of a proper stream is no longer."""
 MAX_LINE_BYTES: Final = 1024 * 1024
 MAX_DATA_LINES: Final = 1024
 MAX_JSON_BYTES: Final = 1024 * 1024
+MAX_USAGE_BYTES: Final = 2048
+MAX_COLON_BYTES: Final = 16
+"""Between the name of an object and its brace."""
+TIMINGS_BYTES: Final = 1024
+"""So far before a usage its timings may begin."""
 
 _DELTA_FIELDS: Final = (
     "content",
@@ -99,11 +106,12 @@ class StreamWatch:
     @property
     def ended_properly(self) -> bool:
         """The generation said that it was over: ``[DONE]``, a finish reason, or an error of the replica's."""
-        return says_over(self.tail)
+        pieces = self.pieces
+        return bool(pieces) and (says_done(pieces[-1][-DONE_BYTES:]) or says_over(self.tail))
 
     def usage(self) -> Usage | None:
         """What the last event with a usage says."""
-        return usage_at_end(self.tail.replace(b"\ndata:", b"\n"))  # its JSON may be cut into data lines
+        return usage_at_end(self.tail[-TAIL_BYTES:])
 
 
 class JsonWatch:
@@ -168,6 +176,11 @@ def _choice_has_content(choice: Any) -> bool:
     return bool(choice.get("text"))
 
 
+def says_done(tail: bytes) -> bool:
+    """Whether the stream's last word, ``[DONE]``, is there."""
+    return b"data: [DONE]" in tail or b"data:[DONE]" in tail
+
+
 def says_over(tail: bytes) -> bool:
     """Whether the end of a stream has a mark that it is complete or that the replica itself failed.
 
@@ -176,7 +189,7 @@ def says_over(tail: bytes) -> bool:
     >>> says_over(b'data: {"choices":[{"delta":{"content":"x"},"finish_reason": null}]}\\n\\n')
     False
     """
-    if b"data: [DONE]" in tail or b"data:[DONE]" in tail or b'"error"' in tail:
+    if says_done(tail) or b'"error"' in tail:
         return True
     at = tail.rfind(b'"finish_reason"')
     return at >= 0 and tail[at + 15 :].lstrip(b" :")[:1] == b'"'
@@ -192,30 +205,39 @@ def usage_at_end(tail: bytes) -> Usage | None:
     >>> usage_at_end(b'..."timings":{"cache_n":236,"prompt_n":1,"predicted_n":35}}')
     Usage(prompt_tokens=237, output_tokens=35, cached_tokens=236)
     """
-    told = read_usage(_object_at_end(tail, b'"usage"'))
+    before, name, after = tail.rpartition(b'"usage"')
+    if not name:
+        return _with_timings(None, _timings(after))
+    told = read_usage(_first_object(after))
     if told is not None and told.cached_tokens is not None:
         return told
-    return _with_timings(told, _object_at_end(tail, b'"timings"'))
+    return _with_timings(told, _timings(after) or _timings(before[-TIMINGS_BYTES:]))
 
 
-def _object_at_end(tail: bytes, name: bytes) -> Any:
-    """The last object of that ``name`` in ``tail``, if it is whole."""
-    at = tail.rfind(name)
-    if at < 0:
+def _timings(text: bytes) -> Any:
+    _, name, after = text.rpartition(b'"timings"')
+    return _first_object(after) if name else None
+
+
+def _first_object(text: bytes) -> Any:
+    """The object that ``text``, which follows an object's name, begins with, if it is whole."""
+    colon, opened, rest = text[:MAX_USAGE_BYTES].partition(b"{")
+    if not opened or len(colon) > MAX_COLON_BYTES:
         return None
-    start = end = tail.find(b"{", at, at + len(name) + 9)
-    if start < 0:
-        return None
-    closed = 0
-    while True:
-        end = tail.find(b"}", end) + 1
-        if not end:
+    found = opened
+    open_braces = 1
+    while open_braces:
+        inside, closed, rest = rest.partition(b"}")
+        if not closed:
             return None
-        closed += 1
-        if tail.count(b"{", start, end) <= closed:
-            break
+        found += inside + closed
+        open_braces -= 1
+        if b"{" in inside:
+            open_braces += inside.count(b"{")
+    if b"\ndata:" in found:  # an event's JSON cut into data lines
+        found = found.replace(b"\ndata:", b"\n")
     try:
-        return orjson.loads(tail[start:end])
+        return orjson.loads(found)
     except orjson.JSONDecodeError:
         return None
 
