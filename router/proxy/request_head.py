@@ -267,7 +267,7 @@ def has_dot_segments(path: bytes) -> bool:
     >>> [has_dot_segments(path) for path in paths]
     [False, True, True, True, True]
     """
-    if b"." not in path and b"%2" not in path:
+    if path.find(b".") < 0 and path.find(b"%2") < 0:
         return False
     plain = (
         path.lower().replace(b"%2e", b".").replace(b"%2f", b"/").replace(b"%5c", b"/").replace(b"\\", b"/")

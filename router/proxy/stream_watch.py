@@ -150,7 +150,7 @@ def has_content(data: bytes) -> bool:
     >>> has_content(b'{"type":"response.output_text.delta","delta":"Hi"}'), has_content(b" [DONE]")
     (True, False)
     """
-    if b"{" not in data:
+    if data.find(b"{") < 0:  # "in" looks for a number first, and raises and catches an error
         return False
     try:
         event = orjson.loads(data)
@@ -178,7 +178,7 @@ def _choice_has_content(choice: Any) -> bool:
 
 def says_done(tail: bytes) -> bool:
     """Whether the stream's last word, ``[DONE]``, is there."""
-    return b"data: [DONE]" in tail or b"data:[DONE]" in tail
+    return tail.rfind(b"data: [DONE]") >= 0 or tail.rfind(b"data:[DONE]") >= 0
 
 
 def says_over(tail: bytes) -> bool:
@@ -231,13 +231,13 @@ def _first_object(text: bytes) -> Any:
         if not closed:
             return None
         found += inside + closed
-        open_braces -= 1
-        if b"{" in inside:
-            open_braces += inside.count(b"{")
-    if b"\ndata:" in found:  # an event's JSON cut into data lines
-        found = found.replace(b"\ndata:", b"\n")
+        open_braces += inside.count(b"{") - 1
     try:
         return orjson.loads(found)
+    except orjson.JSONDecodeError:
+        pass
+    try:  # an event's JSON may be cut into data lines
+        return orjson.loads(found.replace(b"\ndata:", b"\n"))
     except orjson.JSONDecodeError:
         return None
 
