@@ -14,11 +14,14 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from random import SystemRandom
 
 import aiohttp
 
 TAIL_LINES = 15
 POLL_EVERY_S = 0.1
+OWN_PORTS = range(20_000, 32_768)
+"""Below those that Linux and others give to outgoing connections, above those that services have."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -176,11 +179,24 @@ def warmroute(*arguments: str) -> list[str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """``count`` different ports on loopback that nobody listens on just now."""
-    sockets = [socket.socket() for _ in range(count)]
+    """``count`` different ports on loopback that nobody uses just now.
+
+    None of those that the kernel gives to outgoing connections: such a port may be gone again by the time
+    somebody listens on it. Raises ``OSError`` if there are too few.
+    """
+    sockets: list[socket.socket] = []
     try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
+        start = SystemRandom().randrange(len(OWN_PORTS))
+        for port in (*OWN_PORTS[start:], *OWN_PORTS[:start]):
+            if len(sockets) == count:
+                break
+            sockets.append(socket.socket())
+            try:
+                sockets[-1].bind(("127.0.0.1", port))
+            except OSError:
+                sockets.pop().close()
+        if len(sockets) < count:
+            raise OSError(f"fewer than {count} free ports")
         return [int(one.getsockname()[1]) for one in sockets]
     finally:
         for one in sockets:

