@@ -85,12 +85,14 @@ class CacheBeliefs:
             return []
         if prompt.chains is not None:
             return self.exact.levels(prompt.chains, prompt.units)
-        if not prompt.keys:
-            return []
-        ratio, end = self.tokens_per_unit(prompt), prompt.layout.end
-        # The last token is always computed, so a hit is never the whole prompt.
-        most = max(0, int(prompt.units * ratio) - 1)
-        return [(mask, min(most, int(end(blocks) * ratio))) for mask, blocks in self.text.levels(prompt.keys)]
+        levels = self.text.levels(prompt.keys)
+        if levels:
+            ratio, layout = self.tokens_per_unit(prompt), prompt.layout
+            # The last token is always computed, so a hit is never the whole prompt.
+            most = max(0, int(prompt.units * ratio) - 1)
+            for place, (mask, blocks) in enumerate(levels):
+                levels[place] = mask, min(most, int(layout.end(blocks) * ratio))
+        return levels
 
     def last_key(self, prompt: Prompt, tokens: int) -> int | None:
         """The key of the last block in the first ``tokens`` tokens: a name for that prefix."""

@@ -20,9 +20,9 @@ Worked example: C = 400,000, a = 200,000 by 10 running, D = 8 s, S = 0.5, n = 50
 """
 
 from math import exp
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-WINDOW_S = 60.0
+WINDOW_S: Final = 60.0
 
 
 class GuardPrices(NamedTuple):

@@ -420,7 +420,8 @@ class ReplicaCost(Speed):
 
 
 def _own_share(observations: int) -> float:
-    return observations**2 / (observations**2 + OWN_AFTER_OBSERVATIONS**2)
+    square = observations * observations
+    return square / (square + OWN_AFTER_OBSERVATIONS * OWN_AFTER_OBSERVATIONS)
 
 
 def _bounded(factor: float) -> float:

@@ -25,6 +25,8 @@ CONTROL_FIELDS: Final = frozenset(
 )
 XARGS: Final = "vllm_xargs"
 """vLLM reads what stands in this object as if its scheduler had been given it."""
+MAY_SET_CONTROLS: Final = CONTROL_FIELDS | {XARGS}
+"""A request without any of these sets none."""
 _SPELLED: Final = tuple(name.encode() for name in sorted(CONTROL_FIELDS))
 _ESCAPED_LETTER = re.compile(rb"\\u00(?:[46][1-9a-fA-F]|[57][0-9aA]|5[fF])")
 _BEFORE_OBJECT: Final = b"\xef\xbb\xbf\xff\xfe \t\r\n"
@@ -38,7 +40,7 @@ def control_fields(request: dict[str, Any]) -> tuple[str, ...]:
     >>> control_fields({"model": "m", "vllm_xargs": {"kv_transfer_params": "x", "mine": 1}})
     ('kv_transfer_params',)
     """
-    if XARGS not in request and CONTROL_FIELDS.isdisjoint(request):
+    if MAY_SET_CONTROLS.isdisjoint(request):
         return ()
     found = CONTROL_FIELDS.intersection(request)
     xargs = request.get(XARGS)

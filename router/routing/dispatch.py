@@ -1,14 +1,14 @@
 """Requests on replicas, from dispatch to last byte: what each books, and what it is taken to leave there."""
 
-from heapq import heappop, heappush
-
 from router.routing.cache_beliefs import CacheBeliefs
 from router.routing.cache_guard import GuardPrices
 from router.routing.decision import Decision, Reason
+from router.routing.first_tokens_due import FirstTokensDue
 from router.routing.in_flight import InFlight, Usage
 from router.routing.journal import Journal
 from router.routing.kv_route import Step
 from router.routing.ledger import Booking
+from router.routing.peer_events import Reply
 from router.routing.prompt_blocks import Prompt
 from router.routing.replica_state import ReplicaState
 from router.routing.roster import Roster
@@ -24,7 +24,6 @@ class Dispatch:
         "_caches",
         "_lessons",
         "_replicas",
-        "_sent",
         "_shortlist",
         "_traffic",
         "_unseen_first_tokens",
@@ -47,8 +46,7 @@ class Dispatch:
         self._shortlist = shortlist
         self._lessons = lessons
         self.journal: Journal | None = None
-        self._unseen_first_tokens: list[tuple[float, int, InFlight]] = []
-        self._sent = 0
+        self._unseen_first_tokens = FirstTokensDue()
         self.spills = 0
         self.saved_s = 0.0
 
@@ -71,11 +69,10 @@ class Dispatch:
             prompt, decision, replica, booking, now, expectation, settled=idle and not replica.held
         )
         replica.guard.sent(decision.saved_s, new_tokens + expected_output, now)
-        self._sent += 1
         replica.requests += 1
         if not prompt.stream:
-            heappush(self._unseen_first_tokens, (replica.ledger.free_at, self._sent, flight))
-        arrived = decision.reason not in (Reason.RETRY, Reason.HANDOFF)
+            self._unseen_first_tokens.push(flight, replica.ledger.free_at)
+        arrived = decision.reason is not Reason.RETRY and decision.reason is not Reason.HANDOFF
         if self.journal is not None:
             self.journal.sent(flight, arrived=arrived)
         if arrived:
@@ -134,11 +131,11 @@ class Dispatch:
 
         The replica where one was due by ``now`` and which may have room; ask again until there is none.
         """
-        unseen = self._unseen_first_tokens
-        while unseen and unseen[0][0] <= now:
-            at, _, flight = heappop(unseen)
+        while (flight := self._unseen_first_tokens.pop(now)) is not None:
             if flight.booking.state == Booking.QUEUED:
-                flight.replica.first_token(flight.booking, flight.decision.matched_tokens, at, seen=False)
+                flight.replica.first_token(
+                    flight.booking, flight.decision.matched_tokens, flight.due_at, seen=False
+                )
                 if self.journal is not None:
                     self.journal.first_token(flight, seen=False)
                 return flight.replica
@@ -155,7 +152,9 @@ class Dispatch:
         route = flight.decision.route
         whole = route is None or route.step is not Step.PREFILL
         if whole and usage is not None and usage.output_tokens is not None:
-            reply = lessons.replied(flight, now, usage.output_tokens, sequences)
+            decoding_s = lessons.replied(flight, now, usage.output_tokens, sequences)
+            if self.journal is not None:
+                reply = Reply(usage.output_tokens, decoding_s, sequences)
         if self.journal is not None:
             self.journal.over(flight, computed=True, reply=reply)
         if flight.expectation is not None:

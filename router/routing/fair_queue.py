@@ -123,13 +123,14 @@ class Lane:
 class FairQueue:
     """Requests held for one replica. Prefill seconds are those predicted when they were held."""
 
-    __slots__ = ("_by_tenant", "_count", "_ring", "new_tokens", "own", "prefill_s")
+    __slots__ = ("_by_tenant", "_ring", "count", "new_tokens", "own", "prefill_s")
 
     def __init__(self) -> None:
         self._ring: list[Lane] = []
         """Lanes that are not empty; the first has its turn."""
         self._by_tenant: dict[str, Lane] = {}
-        self._count = 0
+        self.count = 0
+        """How many wait here."""
         self.prefill_s = 0.0
         """Of all that wait here."""
         self.new_tokens = 0
@@ -138,7 +139,7 @@ class FairQueue:
         """How many of them this router holds."""
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def add(self, held: Held) -> None:
         """One more waits. A lane that was empty has its turn after the others."""
@@ -151,7 +152,7 @@ class FairQueue:
                 lane.granted(1)
         else:
             lane.add(held)
-        self._count += 1
+        self.count += 1
         self.prefill_s += held.prefill_s
         self.new_tokens += held.new_tokens
         self.own += held.own
@@ -168,8 +169,8 @@ class FairQueue:
             del self._by_tenant[held.tenant]
             if had_turn and self._ring:
                 self._ring[0].granted(1)
-        self._count -= 1
-        self.prefill_s = self.prefill_s - held.prefill_s if self._count else 0.0
+        self.count -= 1
+        self.prefill_s = self.prefill_s - held.prefill_s if self.count else 0.0
         self.new_tokens -= held.new_tokens
         self.own -= held.own
 
@@ -258,9 +259,9 @@ class FairQueue:
     def check_invariants(self) -> None:
         """Raise ``AssertionError`` if lanes and counts disagree. O(lanes)."""
         assert {lane.tenant: lane for lane in self._ring} == self._by_tenant, "ring"
-        assert self._count == sum([lane.count for lane in self._ring]), "count"
+        assert self.count == sum([lane.count for lane in self._ring]), "count"
         assert self.own == sum([lane.own for lane in self._ring]), "own"
-        assert self._count or not self.new_tokens, "tokens of nobody"
+        assert self.count or not self.new_tokens, "tokens of nobody"
         assert all(lane.count for lane in self._ring), "an empty lane"
 
 

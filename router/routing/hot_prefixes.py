@@ -14,7 +14,7 @@ HEAD_TOKENS: Final = 1_024
 WORTH_A_LOOK: Final = 0.1
 """Holders whose queue is shorter than this share of what a hit saves are not left: no need to look."""
 
-Levels = Sequence[tuple[int, int]]
+Levels = list[tuple[int, int]]
 """(replicas as bits, how many tokens of the prompt they hold), the deepest last; at least one."""
 
 

@@ -43,6 +43,8 @@ class InFlight:
     __slots__ = (
         "booking",
         "decision",
+        "due_at",
+        "due_order",
         "expectation",
         "first_token_at",
         "number",
@@ -68,6 +70,9 @@ class InFlight:
         self.booking = booking
         self.sent_at = now
         self.first_token_at: float | None = None
+        self.due_at = 0.0
+        self.due_order = 0
+        """Both of ``FirstTokensDue``."""
         self.number = 0
         """Its number in the journal, if there is one."""
         self.expectation = expectation

@@ -209,7 +209,7 @@ class Peers:
         if reply is not None:
             replica.progress_at = now
             self._traffic.replied(reply.output_tokens)
-            replica.replied(reply)
+            replica.replied(reply.output_tokens, reply.decoding_s, reply.sequences)
         self._touched[replica.index] = replica
 
     def _hold(self, router: str, event: WorkHeld, now: float) -> None:

@@ -18,6 +18,7 @@ Memory per block and replica: 44 to 48 bytes for prompts with 8 blocks of their 
 
 from array import array
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from router.routing.prefix_node import Hold, Node, OtherHold, Space
 from router.routing.prefix_spaces import Spaces
@@ -40,7 +41,7 @@ class PrefixIndex:
     """
 
     def __init__(self, replicas: int, layout: BlockLayout, capacity: int) -> None:
-        self._end = layout.end
+        self._layout = layout
         self._spaces = Spaces()
         self._nobodys = self._spaces.nobodys
         self._root = Node(0, array("Q"), 0, None, self._nobodys)
@@ -84,6 +85,7 @@ class PrefixIndex:
         the path), not O(blocks x replicas).
         """
         levels: list[tuple[int, int]] = []
+        keys = _listed(keys)
         alive = self._all
         node = self._root
         depth, length = 0, len(keys)
@@ -121,6 +123,7 @@ class PrefixIndex:
 
         ``tenant``: whose salt is in the keys, where tenants are told apart.
         """
+        keys = _listed(keys)
         length = len(keys)
         if not length:
             return
@@ -147,7 +150,7 @@ class PrefixIndex:
                 bottom = top = child.new_hold(replica, bit)
                 bottom.link(above)
                 above = bottom
-                units = self._end(child.stop) - self._end(child.start)
+                units = self._layout.end(child.stop) - self._layout.end(child.start)
                 self._held[replica] += units
                 if space is not self._nobodys:
                     space.count(replica, units)
@@ -172,6 +175,7 @@ class PrefixIndex:
 
     def truncate(self, replica: int, keys: Sequence[int], blocks: int) -> None:
         """``replica`` turned out to hold only the first ``blocks`` of ``keys``: forget what follows."""
+        keys = _listed(keys)
         node, depth, length = self._root, 0, len(keys)
         bit = self._bits[replica]
         while depth < length:
@@ -238,14 +242,14 @@ class PrefixIndex:
     # --- the tree -------------------------------------------------------------------------------
 
     def _append(
-        self, parent: Node, replica: int, keys: Sequence[int], depth: int, above: Hold, space: Space
+        self, parent: Node, replica: int, keys: list[int], depth: int, above: Hold, space: Space
     ) -> Node:
         """Blocks from ``depth`` on are new to the tree: grow ``parent`` if it is this replica's own leaf.
 
         The node they are in.
         """
         bit = self._bits[replica]
-        units = self._end(len(keys)) - self._end(depth)
+        units = self._layout.end(len(keys)) - self._layout.end(depth)
         self._held[replica] += units
         if space is not self._nobodys:
             space.count(replica, units)
@@ -281,7 +285,7 @@ class PrefixIndex:
         parent = node.parent
         assert parent is not None
         node.release(replica, self._bits[replica])
-        units = self._end(node.stop) - self._end(node.start)
+        units = self._layout.end(node.stop) - self._layout.end(node.start)
         self._held[replica] -= units
         if node.space is not self._nobodys:
             node.space.count(replica, -units)
@@ -339,9 +343,9 @@ class PrefixIndex:
 
     def _forget(self, replica: int, node: Node, excess: int) -> None:
         """``node`` is its oldest somewhere, and so a leaf of what it holds: its last ``excess`` units go."""
-        end, keep = self._end, len(node.keys)
-        stop = end(node.stop)
-        while keep and stop - end(node.start + keep) < excess:
+        layout, keep = self._layout, len(node.keys)
+        stop = layout.end(node.stop)
+        while keep and stop - layout.end(node.start + keep) < excess:
             keep -= 1
         if keep:
             self._split(node, keep)
@@ -377,7 +381,7 @@ class PrefixIndex:
                 assert node.mask & ~parent.mask == 0, "a child is held where its parent is not"
                 assert node.space is parent.space, "space"
             for replica in holders:
-                units = self._end(node.stop) - self._end(node.start)
+                units = self._layout.end(node.stop) - self._layout.end(node.start)
                 held[replica] += units
                 place = node.space, replica
                 of_space[place] = of_space.get(place, 0) + units
@@ -433,8 +437,16 @@ def _moved(bottom: Hold, top: Hold, above: Hold) -> Hold:
     return bottom
 
 
-def _common(run: "array[int]", keys: Sequence[int], depth: int, length: int) -> int:
-    """How many keys of ``run`` equal those of ``keys`` from ``depth``; the first is known to. Bisects."""
+def _listed(keys: Sequence[int]) -> list[int]:
+    """As what is read fastest; prompts have it."""
+    return keys if isinstance(keys, list) else list(keys)
+
+
+def _common(run: Any, keys: list[Any], depth: int, length: int) -> int:
+    """How many keys of ``run`` equal those of ``keys`` from ``depth``; the first is known to. Bisects.
+
+    Keys are compared as objects: compiled, numbers of 64 bits are slower.
+    """
     most = min(len(run), length - depth)
     if run[most - 1] == keys[depth + most - 1]:
         return most

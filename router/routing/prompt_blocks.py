@@ -7,17 +7,14 @@ head, where prompts part ways, doubling every 32 blocks, so that 2 / 32 / 256 Ki
 A block's key is chained: it names the block and everything before it, in all 64 bits.
 """
 
-from array import array
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from itertools import accumulate
-from sys import byteorder
 from typing import TYPE_CHECKING, Any, Final
 
-import mmh3
 import orjson
+import xxhash
 
-from router.routing.control_fields import control_fields
+from router.routing.control_fields import MAY_SET_CONTROLS, control_fields
 from router.routing.tenant import Tenant
 
 if TYPE_CHECKING:
@@ -36,6 +33,15 @@ PROMPT_SHAPING_FIELDS: Final[tuple[str, ...]] = (
     "reasoning_effort",
 )
 """Fields beside the messages that engines render into the prompt, or that choose how it is rendered."""
+_SHAPING: Final = frozenset(PROMPT_SHAPING_FIELDS)
+_READ_IF_ANY: Final = _SHAPING | MAY_SET_CONTROLS | {"cache_salt", "max_completion_tokens", "prompt"}
+"""Beside these only ``model``, ``messages``, ``max_tokens`` and ``stream`` need to be looked up."""
+ROOTS_REMEMBERED: Final = 1_024
+
+# Looked up once: a function of an imported module is found by its name with every call. What hashes is not
+# typed, nor are keys in loops: compiled, an object that stays one is cheaper than a number of 64 bits.
+_loads: Final = orjson.loads
+_hash: Final[Any] = xxhash.xxh3_64_intdigest
 
 _BLOCK_ENDS: Final = tuple(
     accumulate((FIRST_BLOCK_BYTES << (block // BLOCKS_PER_SIZE) for block in range(MAX_BLOCKS)), initial=0)
@@ -131,7 +137,7 @@ class Prompt:
         chains: "Mapping[BlockNaming, Sequence[int]] | None" = None,
         controls: tuple[str, ...] = (),
     ) -> None:
-        self.keys = keys
+        self.keys: list[int] = keys if isinstance(keys, list) else list(keys)
         self.units = units
         self.layout = layout
         self.model = model
@@ -152,7 +158,10 @@ UNREADABLE: Final = Prompt(keys=(), units=0)
 """A request whose prompt cannot be read: it is routed by load, and the replica judges it."""
 
 
-@lru_cache(maxsize=1024)
+_roots: Final[dict[object, int]] = {}
+"""By model, or by model and salt."""
+
+
 def root_key(model: str | None, salt: str | None = None, adapter: str | None = None) -> int:
     """The key every chain of this model, tenant salt and adapter starts from.
 
@@ -164,34 +173,41 @@ def root_key(model: str | None, salt: str | None = None, adapter: str | None = N
         if part is not None
         for value in (part.encode("utf-8", "surrogatepass"),)
     )
-    return int(mmh3.mmh3_x64_128_utupledigest(framed, 0x77617277)[0])
+    return int(_hash(framed, 0x77617277))
 
 
-def block_keys(text: bytes, root: int) -> "array[int]":
+def _root(model: str | None, salt: str | None) -> int:
+    """``root_key``, remembered."""
+    named: object = model if salt is None else (model, salt)
+    root = _roots.get(named)
+    if root is None:
+        if len(_roots) >= ROOTS_REMEMBERED:
+            _roots.clear()
+        root = _roots[named] = root_key(model, salt)
+    return root
+
+
+def block_keys(text: bytes, root: int) -> list[int]:
     """Chained 64-bit keys of the whole blocks of ``text``; a last partial block has none.
 
-    One hash runs over root and text; a block's key is what it stands at after that block. Stable across
-    processes and versions:
+    A block's key is its XXH3 hash, seeded with the key of the block before it, the first one's with ``root``.
+    Stable across processes and versions:
 
     >>> [hex(key) for key in block_keys(b"x" * 600, root=1)]
-    ['0xb9b8ab8f35d9119c', '0xc471c7be2d691ff2']
+    ['0x90a0d808fcb2443f', '0xbaad9d959787001a']
     """
-    hashed = mmh3.mmh3_x64_128(root.to_bytes(16, "little"))
-    update, digest = hashed.update, hashed.digest
-    digests: list[bytes] = []
+    keys: list[int] = []
+    key: Any = root
     start, size, length = 0, FIRST_BLOCK_BYTES, len(text)
-    while start + size <= length and len(digests) < MAX_BLOCKS:
+    while start + size <= length and len(keys) < MAX_BLOCKS:
         # One size: up to 32 blocks.
         stop = min(start + size * BLOCKS_PER_SIZE, length - (length - start) % size)
         while start < stop:
-            update(text[start : start + size])
-            digests.append(digest())
+            key = _hash(text[start : start + size], key)
+            keys.append(key)
             start += size
         size *= 2
-    halves = array("Q", b"".join(digests))
-    if byteorder == "big":
-        halves.byteswap()  # digests are little-endian everywhere
-    return halves[::2]
+    return keys
 
 
 def read_prompt(body: bytes) -> Prompt:
@@ -200,7 +216,7 @@ def read_prompt(body: bytes) -> Prompt:
     Never raises: a body that is not what it should be is the replica's to refuse.
     """
     try:
-        request = orjson.loads(body)
+        request = _loads(body)
     except orjson.JSONDecodeError:
         return UNREADABLE
     return text_prompt(request) if type(request) is dict else UNREADABLE
@@ -208,15 +224,26 @@ def read_prompt(body: bytes) -> Prompt:
 
 def text_prompt(request: dict[str, Any]) -> Prompt:
     """The prompt of a request as text. Never raises."""
-    model, max_tokens = request_limits(request)
+    if _READ_IF_ANY.isdisjoint(request):
+        model, max_tokens = request.get("model"), request.get("max_tokens")
+        named = model if type(model) is str else None
+        text = _canonical(request, shaped=False)
+        return Prompt(
+            keys=block_keys(text, _root(named, None)),
+            units=len(text),
+            model=named,
+            stream=request.get("stream") is True,
+            max_tokens=max_tokens if type(max_tokens) is int and max_tokens > 0 else None,
+        )
+    named, most = request_limits(request)
     text = canonical_text(request)
     salt = request.get("cache_salt")
     return Prompt(
-        keys=block_keys(text, root_key(model, salt if type(salt) is str else None)),
+        keys=block_keys(text, _root(named, salt if type(salt) is str else None)),
         units=len(text),
-        model=model,
+        model=named,
         stream=request.get("stream") is True,
-        max_tokens=max_tokens,
+        max_tokens=most,
         tokens=given_tokens(request),
         controls=control_fields(request),
     )
@@ -258,11 +285,17 @@ def canonical_text(request: dict[str, Any]) -> bytes:
     >>> canonical_text({"prompt": "once upon"})
     b'once upon'
     """
+    return _canonical(request, shaped=not _SHAPING.isdisjoint(request))
+
+
+def _canonical(request: dict[str, Any], *, shaped: bool) -> bytes:
+    """``shaped``: some field of ``PROMPT_SHAPING_FIELDS`` is there."""
     parts: list[str] = []
-    for field in PROMPT_SHAPING_FIELDS:
-        value = request.get(field)
-        if value:
-            parts.append("\x1d" + field + "\x1f" + _dump(value))
+    if shaped:
+        for field in PROMPT_SHAPING_FIELDS:
+            value = request.get(field)
+            if value:
+                parts.append("\x1d" + field + "\x1f" + _dump(value))
     messages = request.get("messages")
     if type(messages) is list:
         for message in messages:
@@ -286,7 +319,10 @@ def canonical_text(request: dict[str, Any]) -> bytes:
 
 def _write_message(message: dict[str, Any], parts: list[str]) -> None:
     role, content = message.get("role"), message.get("content")
-    parts.append("\x1e" + role + "\x1f" if type(role) is str else "\x1e\x1f")
+    parts.append("\x1e")
+    if type(role) is str:
+        parts.append(role)
+    parts.append("\x1f")
     if type(content) is str:
         parts.append(content)
     elif type(content) is list:

@@ -20,7 +20,6 @@ from router.routing.kv_route import (
     Role,
 )
 from router.routing.ledger import Booking, Ledger
-from router.routing.peer_events import Reply
 from router.routing.prompt_blocks import Prompt
 
 PRIOR_UNTIL = 50
@@ -215,9 +214,9 @@ class ReplicaState:
         else:
             self.cost.prefill_abandoned(now, self.ledger.queued)
 
-    def replied(self, reply: Reply) -> None:
-        """A whole reply: learn what a decode step costs."""
-        self.cost.decoded(reply.decoding_s, reply.output_tokens - 1, reply.sequences)
+    def replied(self, output_tokens: int, decoding_s: float, sequences: int) -> None:
+        """A whole reply: learn what a decode step costs; ``sequences`` decoded here at its end."""
+        self.cost.decoded(decoding_s, output_tokens - 1, sequences)
 
     def drain_ordered(self, on: bool, version: int) -> bool:
         """An operator's order, given at some router. True if it changes anything; the cautious wins a tie."""

@@ -17,6 +17,7 @@ PRICE_ALL_UP_TO: Final = 32
 WARMEST: Final = 12
 IDLE: Final = 10
 ANY: Final = 10
+NOT_IDLE: Final = -1
 
 Levels = Sequence[tuple[int, int]]
 """(replicas as bits, how much of the prompt they hold), the deepest last."""
@@ -31,22 +32,33 @@ class Shortlist:
         self._replicas = replicas.by_index
         self._rng = rng
         self._idle = [replica.index for replica in replicas]
-        self._place: dict[int, int] = {index: place for place, index in enumerate(self._idle)}
+        self._place: list[int] = []
+        """By replica: where it stands in ``_idle``, or ``NOT_IDLE``."""
+        for place, index in enumerate(self._idle):
+            self._set_place(index, place)
 
     def became_busy(self, replica: int) -> None:
         """Its prefill queue is no longer empty, or it is gone. O(1)."""
-        place = self._place.pop(replica, None)
-        if place is not None:
+        places = self._place
+        place = places[replica] if replica < len(places) else NOT_IDLE
+        if place != NOT_IDLE:
+            places[replica] = NOT_IDLE
             last = self._idle.pop()
             if last != replica:
                 self._idle[place] = last
-                self._place[last] = place
+                places[last] = place
 
     def became_idle(self, replica: int) -> None:
         """Its prefill queue is empty, or it is new. O(1)."""
-        if replica not in self._place:
-            self._place[replica] = len(self._idle)
+        places = self._place
+        if replica >= len(places) or places[replica] == NOT_IDLE:
+            self._set_place(replica, len(self._idle))
             self._idle.append(replica)
+
+    def _set_place(self, replica: int, place: int) -> None:
+        while len(self._place) <= replica:
+            self._place.append(NOT_IDLE)
+        self._place[replica] = place
 
     def draw(self, candidates: Sequence[ReplicaState], usable: int, levels: Levels) -> list[ReplicaState]:
         """Some of ``candidates``, whose indexes are the bits of ``usable``; in no order, none twice.

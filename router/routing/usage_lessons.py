@@ -2,7 +2,6 @@
 
 from router.routing.cache_beliefs import CacheBeliefs
 from router.routing.in_flight import InFlight, Usage
-from router.routing.peer_events import Reply
 from router.routing.traffic import Traffic
 
 
@@ -17,17 +16,16 @@ class UsageLessons:
         self._traffic = traffic
         self._learn_ratio = learn_ratio
 
-    def replied(self, flight: InFlight, now: float, output_tokens: int, sequences: int) -> Reply:
-        """A whole reply came; ``sequences`` decoded on its replica at the end. What it says of decoding."""
+    def replied(self, flight: InFlight, now: float, output_tokens: int, sequences: int) -> float:
+        """A whole reply came; ``sequences`` decoded on its replica at the end. Seconds it was decoded for."""
         decoding_s = 0.0
         if flight.first_token_at is not None:
             # Prefills beside it stalled this stream for about their share of the time. Policies divide
             # a step by 1 - utilization, so what is learned must be the step without the stalls.
             decoding_s = (now - flight.first_token_at) * (1.0 - flight.replica.ledger.utilization(now))
-        reply = Reply(output_tokens, decoding_s, sequences)
         self._traffic.replied(output_tokens)
-        flight.replica.replied(reply)
-        return reply
+        flight.replica.replied(output_tokens, decoding_s, sequences)
+        return decoding_s
 
     def prompt_counted(self, flight: InFlight, usage: Usage) -> bool:
         """The replica told how many tokens the prompt had, and how many of them were cached.

@@ -1,6 +1,7 @@
 """How routers write to one another: batches of events, and what a router knows, as msgpack.
 
-The first byte is the version of the form. A router that meets another version counts it and goes on alone.
+The first byte is the version of the form, and of how text is hashed into the keys that prompts are told by.
+A router that meets another version counts it and goes on alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ import msgspec
 from router.routing.calibration import Learned
 from router.routing.peer_events import PeerEvent
 
-VERSION = b"\x01"
+VERSION = b"\x02"
 EVERYBODY = "*"
 
 

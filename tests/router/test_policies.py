@@ -64,6 +64,15 @@ class TestEveryPolicy:
         assert min(counts.values()) > 400 and len(counts) == 4
 
 
+@given(before=fleets(), case=fleets(), seed=st.integers(0, 3))
+@settings(deadline=None, max_examples=60)
+def test_predicted_finish_remembers_nothing_of_another_fleet(before: Case, case: Case, seed: int) -> None:
+    used = policy("predicted_finish", seed)
+    used.assess(*before)
+    assert used.choose(*case) == policy("predicted_finish", seed).choose(*case)
+    assert used.assess(*case) == policy("predicted_finish", seed).assess(*case)
+
+
 def test_round_robin_counts_differ_by_at_most_one() -> None:
     chooser, candidates = policy("round_robin"), [candidate(index) for index in range(5)]
     counts: Counter[int] = Counter()

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from typing import Any
 
 import orjson
 import pytest
@@ -17,8 +18,10 @@ from router.routing.prompt_blocks import (
     canonical_text,
     read_prompt,
     root_key,
+    text_prompt,
 )
 
+FACTS = ("keys", "units", "model", "stream", "max_tokens", "tokens", "controls", "chains")
 SYSTEM = {"role": "system", "content": "You are a careful assistant. " * 40}
 
 
@@ -109,6 +112,30 @@ def test_B139_tools_come_first_and_count() -> None:
     assert chat("q", tools=tool("a")) == chat("q", tools=tool("a"))
     assert shared(chat("q", tools=tool("a")), chat("q", tools=tool("b"))) == 0
     assert shared(chat("q", tools=tool("a")), chat("q")) == 0
+
+
+@given(
+    st.fixed_dictionaries(
+        {"messages": st.lists(st.fixed_dictionaries({"role": st.text(), "content": st.text()}))},
+        optional={
+            "model": st.one_of(st.text(), st.integers()),
+            "stream": st.one_of(st.booleans(), st.just("yes")),
+            "max_tokens": st.one_of(st.integers(-1, 9), st.none(), st.text(), st.booleans()),
+            "input": st.text(),
+            "temperature": st.floats(0, 2),
+            "priority": st.just(1),
+            "vllm_xargs": st.just({"kv_transfer_params": "x"}),
+        },
+    )
+)
+def test_a_plain_request_is_read_like_any_other(body: dict[str, Any]) -> None:
+    """A field that is there and says nothing is looked for, and so are all the others."""
+    plain, other = text_prompt(body), text_prompt(body | {"cache_salt": None})
+    assert [getattr(plain, name) for name in FACTS] == [getattr(other, name) for name in FACTS]
+
+
+def test_input_without_messages_is_read_as_a_plain_request() -> None:
+    assert keys_of(input="a" * 600) == keys_of(input="a" * 600, cache_salt=None) != []
 
 
 @pytest.mark.parametrize(
@@ -228,7 +255,7 @@ def test_B021_the_same_keys_in_another_process_with_another_hash_seed() -> None:
     assert [f"{key:016x}" for key in json.loads(runs.pop())] == GOLDEN
 
 
-GOLDEN = ["d5afdfa65c9fc48b", "fc3df6e49b1bf407"]
+GOLDEN = ["7de5f624d9703d3c", "b9693fbf2b3ce39c"]
 
 
 def test_canonical_text_reads_in_order() -> None:

@@ -53,53 +53,60 @@ class PredictedFinish:
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
+        self._costs: list[_Cost] = []
+        """Of the candidates of the decision being made, in their order; more from larger ones before."""
 
     def choose(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> Decision:
         """The candidate of least total cost; ties at random."""
-        matches, waits, prefills, totals = self._costs(request, candidates)
-        best, ties, longest = 0, 0, 0
-        least = totals[0]
-        for i, total in enumerate(totals):
-            if total < least:
-                best, ties, least = i, 1, total
-            elif total == least:
+        costs, count = self._costs, len(candidates)
+        self._price(request, candidates)
+        best = costs[0]
+        least = best.total_s
+        ties, longest = 0, 0
+        for i in range(count):
+            one = costs[i]
+            if one.total_s < least:
+                best, ties, least = one, 1, one.total_s
+            elif one.total_s == least:
                 ties += 1
-            if matches[i] > longest:
-                longest = matches[i]
+            if one.matched_tokens > longest:
+                longest = one.matched_tokens
         if ties > 1:
-            best = self._one_of([i for i, total in enumerate(totals) if total == least])
-        elif not candidates[best].ledger.in_flight and not candidates[best].held:
-            limit, matched = IDLE_ALIKE * least, matches[best]
+            best = self._one_of([one for one in costs[:count] if one.total_s == least])
+        elif best.idle:
+            limit, matched = IDLE_ALIKE * least, best.matched_tokens
             best = self._one_of(
                 [
-                    i
-                    for i, total in enumerate(totals)
-                    if total <= limit
-                    and matches[i] == matched
-                    and not candidates[i].ledger.in_flight
-                    and not candidates[i].held
+                    one
+                    for one in costs[:count]
+                    if one.total_s <= limit and one.matched_tokens == matched and one.idle
                 ]
             )
-        chosen, wait, prefill = candidates[best], waits[best], prefills[best]
-        matched = matches[best]
+        index, matched, wait, prefill = best.replica, best.matched_tokens, best.wait_s, best.prefill_s
         if not longest:
-            return Decision(chosen.index, Reason.COLD, 0, wait, prefill)
-        saved = chosen.cost.prefill_s(request.prompt_tokens, 0) - prefill if matched else 0.0
+            return Decision(index, Reason.COLD, 0, wait, prefill)
+        saved = 0.0
+        if matched:
+            saved = candidates[best.place].cost.prefill_s(request.prompt_tokens, 0) - prefill
         if matched == longest:
-            return Decision(chosen.index, Reason.WARM, matched, wait, prefill, saved)
-        warmest = min((i for i, tokens in enumerate(matches) if tokens == longest), key=totals.__getitem__)
+            return Decision(index, Reason.WARM, matched, wait, prefill, saved)
+        warmest = best
+        for i in range(count):
+            one = costs[i]
+            if one.matched_tokens == longest and (warmest is best or one.total_s < warmest.total_s):
+                warmest = one
         return Decision(
-            chosen.index,
+            index,
             Reason.SPILL,
             matched,
             wait,
             prefill,
             saved,
-            prefill - prefills[warmest],
-            waits[warmest] - wait,
+            prefill - warmest.prefill_s,
+            warmest.wait_s - wait,
         )
 
-    def _one_of(self, alike: list[int]) -> int:
+    def _one_of(self, alike: "list[_Cost]") -> "_Cost":
         return alike[int(self._rng.random() * len(alike))] if len(alike) > 1 else alike[0]
 
     def copy(self) -> "PredictedFinish":
@@ -108,34 +115,42 @@ class PredictedFinish:
 
     def assess(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> list[Assessment]:
         """Every candidate's cost (module docstring)."""
+        self._price(request, candidates)
         return [
-            Assessment(candidate.index, matched, wait, prefill, total - wait - prefill, total)
-            for candidate, matched, wait, prefill, total in zip(
-                candidates, *self._costs(request, candidates), strict=True
+            Assessment(
+                one.replica,
+                one.matched_tokens,
+                one.wait_s,
+                one.prefill_s,
+                one.total_s - one.wait_s - one.prefill_s,
+                one.total_s,
             )
+            for one in self._costs[: len(candidates)]
         ]
 
-    @staticmethod
-    def _costs(
-        request: RoutingRequest, candidates: Sequence[ReplicaState]
-    ) -> tuple[list[int], list[float], list[float], list[float]]:
-        """By candidate: matched tokens, seconds of wait, of prefill, in total. Every decision's hot loop."""
+    def _price(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> None:
+        """Write every candidate's cost into ``_costs``. Every decision's hot loop."""
+        costs = self._costs
+        while len(costs) < len(candidates):
+            costs.append(_Cost(len(costs)))
         now, tokens, matched_by = request.now, request.prompt_tokens, request.matched_tokens
         arrivals, kappa = request.later_arrivals_per_s, request.decode_price
         stall_price = kappa / (1.0 - request.fleet_utilization)
         decode_price = kappa * request.expected_output_tokens
         copy_price, prompt = request.copy_price, request.prompt
         longest = max(matched_by) if copy_price < 1.0 else 0
-        matches, waits, prefills, totals = [], [], [], []
-        for candidate in candidates:
-            ledger, cost = candidate.ledger, candidate.cost
-            matched = matched_by[candidate.index]
+        by_replica: list[int] | None = matched_by if isinstance(matched_by, list) else None
+        rows: list[ReplicaState] = candidates if isinstance(candidates, list) else list(candidates)
+        for place, candidate in enumerate(rows):
+            out = costs[place]
+            ledger, cost, index = candidate.ledger, candidate.cost, candidate.index
+            matched = matched_by[index] if by_replica is None else by_replica[index]
             prefill = cost.prefill_s(tokens - matched, matched)
             wait = ledger.backlog_s(now)
-            in_flight, behind = ledger.in_flight, 0
-            if held := candidate.held:
+            held = candidate.held
+            in_flight, behind = ledger.in_flight + held.count, 0
+            if held.count:
                 wait += held.ahead_s(prefill, prompt)
-                in_flight += len(held)
                 behind = held.behind(prefill, prompt)
             own = wait + prefill
             later = arrivals * own
@@ -152,8 +167,26 @@ class PredictedFinish:
             )
             if candidate.room_price_s:
                 total += (1.0 + later) * candidate.room_price_s
-            matches.append(matched)
-            waits.append(wait)
-            prefills.append(prefill)
-            totals.append(total)
-        return matches, waits, prefills, totals
+            out.replica = index
+            out.matched_tokens = matched
+            out.wait_s = wait
+            out.prefill_s = prefill
+            out.total_s = total
+            out.idle = not in_flight
+
+
+class _Cost:
+    """What one candidate costs. Kept between decisions: compiled, numbers in it are no objects."""
+
+    __slots__ = ("idle", "matched_tokens", "place", "prefill_s", "replica", "total_s", "wait_s")
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        """Among the candidates."""
+        self.replica = 0
+        self.matched_tokens = 0
+        self.wait_s = 0.0
+        self.prefill_s = 0.0
+        self.total_s = 0.0
+        self.idle = False
+        """Nothing is in flight or held there."""
