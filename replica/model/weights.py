@@ -15,6 +15,10 @@ HEAD_BITS = 8
 """Of the last matrix where the others have 4: its errors go straight into the logits."""
 
 
+TWICE_BELOW_BYTES = 2**30
+"""Matrices that are together no larger are kept in a second layout too, where that makes decode faster."""
+
+
 class TensorSource(Protocol):
     """Where weights come from: tensors under their Hugging Face names and in their layout."""
 
@@ -67,6 +71,8 @@ def assemble(
         ModelError: a tensor is missing or has another shape than ``shape`` says.
     """
 
+    twice = matrix_weights(shape) * dtype.itemsize <= TWICE_BELOW_BYTES
+
     def read(name: str, *expected: int) -> torch.Tensor:
         values = source.tensor(name)
         if tuple(values.shape) != expected:
@@ -85,12 +91,12 @@ def assemble(
                     [
                         PackedMatrix(weight.rows(part.order()))
                         if weight is not None
-                        else matrix(read(part.name, part.rows, columns)[part.order()])
+                        else matrix(read(part.name, part.rows, columns)[part.order()], twice=twice)
                         for weight, part in zip(found, parts, strict=True)
                     ]
                 )
         whole = torch.cat([read(part.name, part.rows, columns)[part.order()] for part in parts])
-        return matrix(whole) if bits is None else PackedMatrix(quantize(whole, bits))
+        return matrix(whole, twice=twice) if bits is None else PackedMatrix(quantize(whole, bits))
 
     def layer(number: int) -> LayerWeights:
         prefix = f"model.layers.{number}"
@@ -156,6 +162,12 @@ class _Rows:
         """Which row of the tensor each row of the matrix is."""
         places = torch.arange(self.rows)
         return places if self.rotated is None else pairs_adjacent(places, self.rotated)
+
+
+def matrix_weights(shape: ModelShape) -> int:
+    """How many weights the matrices of all layers and the head have."""
+    attention = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
+    return (shape.layers * (attention + 3 * shape.ffn) + shape.vocab) * shape.hidden
 
 
 def tensor_names(shape: ModelShape) -> list[str]:

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -83,7 +84,9 @@ async def start(
         ConfigError: the model cannot be loaded, the limits do not fit it, or the disk tier has no folder.
         ListenError: an address is in use or not ours.
     """
-    model, engine = await asyncio.to_thread(_load, config, make_engine)
+    # In a thread that ends: OpenMP counts the helpers of one that lives on, and spins less for all.
+    with ThreadPoolExecutor(1, "load") as loader:
+        model, engine = await asyncio.get_running_loop().run_in_executor(loader, _load, config, make_engine)
     name = config.served_model_name or model.name
     try:
         events = KvEventPublisher(config.kv_events) if config.kv_events is not None else None

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from replica.config import ConfigError, ReplicaConfig, load_config, parse_config
+from replica.server.openmp import bound_spinning
 
 
 def effective_config(args: argparse.Namespace) -> ReplicaConfig:
@@ -30,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
     except ConfigError as error:
         print(f"warmroute replica: {error}", file=sys.stderr)
         return 2
+    bound_spinning()
     try:
         from replica.server.app import run as run_replica
     except ModuleNotFoundError as missing:
