@@ -63,7 +63,9 @@ def _candidate(fleet: Fleet, row: Assessment, request: RoutingRequest) -> dict[s
         "queued": replica.ledger.queued,
         "decoding": replica.ledger.decoding,
         "held": len(replica.held),
-        "held_behind": replica.held.behind(row.prefill_s, request.prompt),
+        "held_behind": replica.held.behind(
+            replica.held.rank_s(row.prefill_s, request.prompt), request.prompt
+        ),
         "step_ms": _ms(replica.cost.step_s(replica.ledger.decoding)),
         "utilization": round(replica.ledger.load, 4),
         "wait_ms": _ms(row.wait_s),

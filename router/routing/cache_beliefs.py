@@ -12,7 +12,7 @@ from replica.contract.load_report import LoadReport
 from router.routing.block_source import BlockSettings
 from router.routing.exact_index import ExactIndex, Expectation
 from router.routing.prefix_index import PrefixIndex
-from router.routing.prompt_blocks import BlockLayout, Prompt
+from router.routing.prompt_blocks import BlockLayout, Prompt, UniformLayout
 from router.routing.tenant import Tenant
 from router.routing.text_bridge import TextBridge
 from router.routing.token_ratio import TokenRatio
@@ -99,6 +99,29 @@ class CacheBeliefs:
         blocks = self._blocks(prompt, tokens)
         return prompt.keys[blocks - 1] if blocks and prompt.keys else None
 
+    def blocks_found(self, prompt: Prompt, matched_tokens: int) -> int:
+        """Leading blocks of a prompt whose match ``matched_tokens`` is: the block whose end is nearest.
+
+        Another router that tells of a match may take a byte for a little more or less of a token.
+        """
+        keys, layout = prompt.keys, prompt.layout
+        units = int(matched_tokens / self.tokens_per_unit(prompt))
+        blocks = layout.blocks(units)
+        if blocks < len(keys) and 2 * units > layout.end(blocks) + layout.end(blocks + 1):
+            blocks += 1
+        return min(blocks, len(keys))
+
+    def found(self, replica: int, prompt: Prompt) -> int:
+        """Tokens of the prompt that ``replica`` is believed to hold."""
+        for mask, tokens in self.levels(prompt):
+            if mask >> replica & 1:
+                return tokens
+        return 0
+
+    def tokens(self, prompt: Prompt, blocks: int) -> int:
+        """Tokens in the first ``blocks`` blocks of the prompt."""
+        return int(prompt.layout.end(blocks) * self.tokens_per_unit(prompt))
+
     def _blocks(self, prompt: Prompt, tokens: int) -> int:
         blocks = prompt.layout.blocks(int((tokens + 1) / self.tokens_per_unit(prompt)))
         return min(blocks, len(prompt.keys))
@@ -155,7 +178,13 @@ class CacheBeliefs:
             prompt = Prompt(keys=keys, units=0, layout=self.layout)
         else:
             own = self.exact.naming(replica)
-            prompt = Prompt(keys=(), units=0, chains={own: keys} if naming == own.described() else {})
+            known = naming == own.described()
+            prompt = Prompt(
+                keys=keys if known else (),
+                units=0,
+                layout=UniformLayout(own.block_tokens),
+                chains={own: keys} if known else {},
+            )
         prompt.tenant = tenant
         return prompt
 

@@ -94,6 +94,20 @@ class Decision:
             route,
         )
 
+    def found_less(self, matched_tokens: int, prefill_s: float) -> "Decision":
+        """The same decision where less is cached than was believed."""
+        return Decision(
+            self.replica,
+            self.reason,
+            matched_tokens,
+            self.wait_s,
+            prefill_s,
+            max(0.0, self.saved_s - (prefill_s - self.prefill_s)),
+            self.spill_saved_s,
+            self.extra_wait_s,
+            self.route,
+        )
+
     def _like(
         self, reason: Reason, matched_tokens: int, prefill_s: float, route: KvRoute | None
     ) -> "Decision":

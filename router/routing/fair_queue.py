@@ -25,6 +25,7 @@ whose turn it is; where they do not, who goes early pays in later turns.
 [('a', 400), ('b', 300), ('b', 700), ('a', 400), ('a', 400)]
 """
 
+from collections.abc import Sequence
 from math import ceil
 
 from router.routing.hold_queue import Held, HoldQueue
@@ -90,22 +91,29 @@ class Lane:
                 return level.next_own(now)
         return None
 
-    def ahead_s(self, prefill_s: float, priority: int | None) -> float:
-        """Prefill seconds before a newcomer: of shorter ones, and of better ``priority`` if that counts."""
+    def counted_on(self, keys: Sequence[int]) -> list[Held]:
+        """Those that have yet to compute a block of a prompt with ``keys``. O(held)."""
+        found: list[Held] = []
+        for _, level in self._levels:
+            found += level.counted_on(keys)
+        return found
+
+    def ahead_s(self, rank_s: float, priority: int | None) -> float:
+        """Prefill seconds before a newcomer: of lower rank, and of better ``priority`` if that counts."""
         ahead_s = 0.0
         for one, level in self._levels:
             if priority is None or one == priority:
-                ahead_s += level.ahead_s(prefill_s)
+                ahead_s += level.ahead_s(rank_s)
             elif one < priority:
                 ahead_s += level.prefill_s
         return ahead_s
 
-    def behind(self, prefill_s: float, priority: int | None) -> int:
+    def behind(self, rank_s: float, priority: int | None) -> int:
         """How many a newcomer would go before, likewise."""
         behind = 0
         for one, level in self._levels:
             if priority is None or one == priority:
-                behind += level.behind(prefill_s)
+                behind += level.behind(rank_s)
             elif one > priority:
                 behind += len(level)
         return behind
@@ -236,24 +244,38 @@ class FairQueue:
             return False
         if prompt.priority != first.priority:
             return prompt.priority < first.priority
-        return prefill_s < first.prefill_s and now < first.deadline
+        return now < first.overdue_at and self.rank_s(prefill_s, prompt) < first.rank_s
 
-    def ahead_s(self, prefill_s: float, prompt: Prompt | None = None) -> float:
-        """Prefill seconds that go before a newcomer of ``prefill_s``, if other lanes were of its tenant.
+    def counted_on(self, prompt: Prompt) -> list[Held]:
+        """Those of its tenant that have yet to compute a block of ``prompt``, which counts on it. O(held)."""
+        lane = self._by_tenant.get(_tenant(prompt))
+        return [] if lane is None else lane.counted_on(prompt.keys)
+
+    def rank_s(self, prefill_s: float, prompt: Prompt | None) -> float:
+        """The rank of a newcomer of ``prefill_s``: after those of its tenant and priority that are to compute
+        what it counts on; else its prefill. O(held)."""
+        if prompt is None or not prompt.keys:
+            return prefill_s
+        lane = self._by_tenant.get(_tenant(prompt))
+        level = None if lane is None else lane.level(prompt.priority)
+        return prefill_s if level is None else level.rank_s(prefill_s, prompt.keys)
+
+    def ahead_s(self, rank_s: float, prompt: Prompt | None = None) -> float:
+        """Prefill seconds that go before a newcomer of that rank, if other lanes were of its tenant.
 
         What goes before it by turns is no more, and says nothing of the work that a replica has: by that,
         tenants were parted among replicas, and each replica's turns were other tenants' (docs/log.md).
         """
         tenant, ahead_s = _tenant(prompt), 0.0
         for lane in self._ring:
-            ahead_s += lane.ahead_s(prefill_s, _priority_in(lane, tenant, prompt))
+            ahead_s += lane.ahead_s(rank_s, _priority_in(lane, tenant, prompt))
         return ahead_s
 
-    def behind(self, prefill_s: float, prompt: Prompt | None = None) -> int:
-        """How many a newcomer of ``prefill_s`` would go before, likewise."""
+    def behind(self, rank_s: float, prompt: Prompt | None = None) -> int:
+        """How many a newcomer of that rank would go before, likewise."""
         tenant, behind = _tenant(prompt), 0
         for lane in self._ring:
-            behind += lane.behind(prefill_s, _priority_in(lane, tenant, prompt))
+            behind += lane.behind(rank_s, _priority_in(lane, tenant, prompt))
         return behind
 
     def check_invariants(self) -> None:

@@ -3,6 +3,10 @@
 An engine works its queue first come, first served. Held here, the shortest prefill goes first, except that a
 request waiting beyond its deadline goes before all others, oldest deadline first, so nobody starves.
 
+What a request counts on may be what another one here has yet to compute: it goes after that one, however
+short it is alone. The two are one piece of work that ends two waits, so the one that computes first is ranked
+by their mean, if that is less (Smith's ratio): a prefix that many wait for goes early.
+
 Routers that share their state keep one queue together: each sees the others' requests in it, and sends its
 own when they are first. Equals go by router and number, so that all see the same order.
 
@@ -13,10 +17,26 @@ own when they are first. Equals go by router and number, so that all see the sam
 (0.6, 1)
 >>> [queue.take(now).prefill_s for now in (1.0, 3.0, 3.0)]
 [0.1, 0.5, 0.9]
+
+A prompt of 2 s, and two questions of 0.1 s after a document of 3 s that is held, too. The document ends three
+waits in 3.2 s, so it goes first::
+
+    rank of the document    3.0, with a question (3.0 + 0.1) / 2 = 1.55, with both (3.0 + 0.2) / 3 = 1.07
+
+>>> from router.routing.prompt_blocks import Prompt
+>>> def prompt(*keys): return Prompt(keys=keys, units=0)
+>>> queue = HoldQueue()
+>>> queue.add(Held(prompt(1, 2), None, 3.0, 9.0))
+>>> queue.add(Held(prompt(8, 9), None, 2.0, 9.0))
+>>> for question in (3, 4):
+...     queue.add(Held(prompt(1, 2, question), None, 0.1, 9.0, opens=2))
+>>> [queue.take(0.0).prefill_s for _ in range(4)]
+[3.0, 0.1, 0.1, 2.0]
 """
 
 from bisect import bisect_right, insort
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from math import inf, nextafter
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +46,9 @@ if TYPE_CHECKING:
     from router.routing.tenant import Tenant
 
 _prefill = attrgetter("prefill_s")
-_order = attrgetter("prefill_s", "router", "number")
-_deadline = attrgetter("deadline")
+_rank = attrgetter("rank_s")
+_order = attrgetter("rank_s", "router", "number")
+_overdue = attrgetter("overdue_at", "rank_s")
 
 
 class Held:
@@ -38,17 +59,23 @@ class Held:
         "deadline",
         "decision",
         "expectation",
+        "first_key",
         "flight",
         "new_tokens",
         "number",
+        "opens",
+        "overdue_at",
         "own",
         "policy",
         "prefill_s",
         "priority",
         "prompt",
+        "rank_s",
         "router",
         "session",
         "tenant",
+        "together",
+        "together_s",
         "two_steps",
         "weight",
         "within",
@@ -67,6 +94,7 @@ class Held:
         number: int = 0,
         own: bool = True,
         new_tokens: int = 1,
+        opens: int = 0,
     ) -> None:
         self.prompt = prompt
         tenant: Tenant | None = None if prompt is None else prompt.tenant
@@ -80,6 +108,16 @@ class Held:
         self.prefill_s = prefill_s
         self.deadline = deadline
         """From then on it goes before all that are not overdue."""
+        self.opens = opens
+        """Leading blocks of its prompt that it counts on; the next one, ``first_key``, it computes."""
+        self.first_key: int | None = None
+        self.rank_s = prefill_s
+        """The least goes first. The queue's, as all that follows."""
+        self.overdue_at = deadline
+        """Its deadline, or a later one of those it counts on."""
+        self.together = 1
+        self.together_s = prefill_s
+        """It and the requests that make it go earlier: how many, and all their prefill."""
         self.session = session
         self.context = context
         """The caller's, untouched."""
@@ -103,10 +141,10 @@ class Held:
 class HoldQueue:
     """Requests held for one replica. Prefill seconds are those predicted when they were held."""
 
-    __slots__ = ("_by_deadline", "_by_prefill", "own", "prefill_s")
+    __slots__ = ("_by_deadline", "_by_rank", "own", "prefill_s")
 
     def __init__(self) -> None:
-        self._by_prefill: list[Held] = []
+        self._by_rank: list[Held] = []
         self._by_deadline: list[Held] = []
         self.prefill_s = 0.0
         """Of all that wait here."""
@@ -114,39 +152,85 @@ class HoldQueue:
         """How many of them this router holds."""
 
     def __len__(self) -> int:
-        return len(self._by_prefill)
+        return len(self._by_rank)
 
     def add(self, held: Held) -> None:
-        """One more waits."""
-        insort(self._by_prefill, held, key=_order)
-        insort(self._by_deadline, held, key=_deadline)
-        self.prefill_s += held.prefill_s
+        """One more waits. Those it counts on may go earlier now. O(held)."""
+        held.together_s = prefill_s = held.prefill_s
+        held.together = 1
+        keys = _keys(held)
+        held.first_key = keys[held.opens] if held.opens < len(keys) else None
+        for one in self.counted_on(keys):
+            if prefill_s < one.rank_s and one.opens < held.opens:
+                one.together += 1
+                one.together_s += prefill_s
+                self._take_out(one)
+                self._put_in(one)
+        self._put_in(held)
+        self.prefill_s += prefill_s
         self.own += held.own
 
-    def ahead_s(self, prefill_s: float) -> float:
-        """Prefill seconds that go before a newcomer of ``prefill_s``."""
-        stop = bisect_right(self._by_prefill, prefill_s, key=_prefill)
-        return float(sum(map(_prefill, self._by_prefill[:stop])))
+    def _put_in(self, held: Held) -> None:
+        """Where its place is now."""
+        rank_s, overdue_at = min(held.prefill_s, held.together_s / held.together), held.deadline
+        for one in self.counted_on(_keys(held)):
+            if one.opens < held.opens:
+                rank_s = max(rank_s, nextafter(one.rank_s, inf))
+                overdue_at = max(overdue_at, one.overdue_at)
+        held.rank_s, held.overdue_at = rank_s, overdue_at
+        insort(self._by_rank, held, key=_order)
+        insort(self._by_deadline, held, key=_overdue)
 
-    def behind(self, prefill_s: float) -> int:
-        """How many a newcomer of ``prefill_s`` would go before."""
-        return len(self._by_prefill) - bisect_right(self._by_prefill, prefill_s, key=_prefill)
+    def _take_out(self, held: Held) -> None:
+        self._by_rank.remove(held)
+        self._by_deadline.remove(held)
+
+    def counted_on(self, keys: Sequence[int]) -> list[Held]:
+        """Those that have yet to compute a block which a prompt with ``keys`` has, too; as they go. O(held).
+
+        What is held is believed to be cached, so whoever has that block in its prompt counts on it.
+        """
+        count = len(keys)
+        return [
+            held
+            for held in self._by_rank
+            if held.first_key is not None and held.opens < count and keys[held.opens] == held.first_key
+        ]
+
+    def rank_s(self, prefill_s: float, keys: Sequence[int]) -> float:
+        """The rank of a newcomer of ``prefill_s``: it goes before those of a higher one. O(held)."""
+        count = len(keys)
+        for held in reversed(self._by_rank):
+            if held.rank_s < prefill_s:
+                break
+            if held.first_key is not None and held.opens < count and keys[held.opens] == held.first_key:
+                return held.rank_s
+        return prefill_s
+
+    def ahead_s(self, rank_s: float) -> float:
+        """Prefill seconds that go before a newcomer of that rank."""
+        stop = bisect_right(self._by_rank, rank_s, key=_rank)
+        return float(sum(map(_prefill, self._by_rank[:stop])))
+
+    def behind(self, rank_s: float) -> int:
+        """How many a newcomer of that rank would go before."""
+        return len(self._by_rank) - bisect_right(self._by_rank, rank_s, key=_rank)
 
     def next(self, now: float) -> Held | None:
         """Who goes next; the queue stays as it is."""
-        if not self._by_prefill:
+        if not self._by_rank:
             return None
         first = self._by_deadline[0]
-        return first if first.deadline <= now else self._by_prefill[0]
+        return first if first.overdue_at <= now else self._by_rank[0]
 
     def next_own(self, now: float) -> Held | None:
         """Who goes next of those this router holds. O(others') requests before it."""
         if not self.own:
             return None
         first = next(held for held in self._by_deadline if held.own)
-        if first.deadline <= now:
+        if first.overdue_at <= now:
             return first
-        return next(held for held in self._by_prefill if held.own)
+        return next(held for held in self._by_rank if held.own)
 
     def take(self, now: float) -> Held:
         """Who goes next, out of the queue. Raises ``IndexError`` when nobody waits."""
@@ -158,7 +242,18 @@ class HoldQueue:
 
     def remove(self, held: Held) -> None:
         """``held`` leaves. Raises ``ValueError`` if it does not wait here."""
-        self._by_prefill.remove(held)
-        self._by_deadline.remove(held)
-        self.prefill_s = self.prefill_s - held.prefill_s if self._by_prefill else 0.0
+        self._take_out(held)
+        self.prefill_s = self.prefill_s - held.prefill_s if self._by_rank else 0.0
         self.own -= held.own
+        if held.together > 1:
+            for one in self._counting_on(held):
+                self._take_out(one)
+                self._put_in(one)
+
+    def _counting_on(self, held: Held) -> list[Held]:
+        opens, key = held.opens, held.first_key
+        return [one for one in self._by_rank if one.opens > opens and _keys(one)[opens] == key]
+
+
+def _keys(held: Held) -> Sequence[int]:
+    return () if held.prompt is None else held.prompt.keys

@@ -120,6 +120,7 @@ class Holding:
     def _wait(self, replica: ReplicaState, held: Held, now: float) -> None:
         held.prefill_s = held.decision.prefill_s
         held.new_tokens = self._caches.prompt_tokens(held.prompt) - held.decision.matched_tokens
+        held.opens = self._caches.blocks_found(held.prompt, held.decision.matched_tokens)
         if self.journal is not None:
             self.journal.held(held, replica, now)
         replica.held.add(held)
@@ -167,11 +168,35 @@ class Holding:
                 held = mine
             if held.deadline > now and self._guarded(replica, held.prompt, now):
                 return
+            if self._found_less(replica, held):
+                queue.remove(held)
+                self._ended(held)
+                self._wait(replica, held, now)
+                continue
             queue.sent(held)
             self._ended(held)
             held.flight = self._dispatch.sent(held.prompt, held.decision, now)
             held.flight.settled = False  # what it was believed to find is from when it was held
             self.outbox.append(held)
+
+    def _found_less(self, replica: ReplicaState, held: Held) -> bool:
+        """Less of its prompt is cached now than when it was held, by far: price it anew.
+
+        Who was to compute that is still held and goes later, or its client left; or it is evicted.
+        """
+        decision, prompt, caches = held.decision, held.prompt, self._caches
+        if decision.route is not None or not decision.matched_tokens:
+            return False
+        found = caches.found(replica.index, prompt)
+        for one in replica.held.counted_on(prompt):
+            if one is not held:
+                found = min(found, caches.tokens(prompt, one.opens))
+        tokens = caches.prompt_tokens(prompt)
+        prefill_s = replica.cost.prefill_s(tokens - found, found)
+        if found >= decision.matched_tokens or prefill_s <= 2.0 * decision.prefill_s:
+            return False
+        held.decision = decision.found_less(found, prefill_s)
+        return True
 
     def peers_changed(self, replica: ReplicaState, now: float) -> None:
         """Other routers sent to the replica, or what they sent is over."""

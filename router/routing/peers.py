@@ -227,6 +227,7 @@ class Peers:
             number=event.request,
             own=False,
             new_tokens=event.new_tokens,
+            opens=self._caches.blocks_found(prompt, event.matched_tokens),
         )
         # Its siblings should come here, too.
         held.expectation = self._caches.sent(replica.index, prompt, event.matched_tokens)

@@ -135,7 +135,8 @@ class ReplicaState:
     def wait_s(self, prefill_s: float, prompt: Prompt | None, now: float) -> float:
         """Seconds of prefill that go before a request of ``prefill_s``, sent or held."""
         wait_s = self.ledger.backlog_s(now)
-        return wait_s + self.held.ahead_s(prefill_s, prompt) if self.held else wait_s
+        held = self.held
+        return wait_s + held.ahead_s(held.rank_s(prefill_s, prompt), prompt) if held.count else wait_s
 
     @property
     def usable(self) -> bool:

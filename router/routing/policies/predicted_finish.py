@@ -150,8 +150,9 @@ class PredictedFinish:
             held = candidate.held
             in_flight, behind = ledger.in_flight + held.count, 0
             if held.count:
-                wait += held.ahead_s(prefill, prompt)
-                behind = held.behind(prefill, prompt)
+                rank = held.rank_s(prefill, prompt) if matched else prefill
+                wait += held.ahead_s(rank, prompt)
+                behind = held.behind(rank, prompt)
             own = wait + prefill
             later = arrivals * own
             if later > MAX_LATER_ARRIVALS:
