@@ -17,7 +17,7 @@ from router.routing.block_naming import BlockNaming
 from router.routing.block_source import BlockSettings
 from router.routing.fleet import Fleet
 from router.routing.fleet_settings import FleetSettings
-from router.routing.prompt_blocks import Prompt, TextLayout, UniformLayout
+from router.routing.prompt_blocks import TEXT_LAYOUT, Prompt, UniformLayout
 from router.routing.replica_state import ReplicaSpec
 from sim.bounds import ideal_cached_share
 from sim.contender import Contender, contender, names
@@ -45,7 +45,7 @@ Progress = Callable[[str, int, int], None]
 """Called now and then with (policy, requests over, requests in all)."""
 
 TEXT_TOKENS_PER_BYTE = 0.25
-"""What a router takes text for until it has learned better: ``Fleet``'s default."""
+"""What a router takes text for until answers tell it better: ``Fleet``'s default."""
 PROGRESS_EVERY_S = 10.0
 """Virtual seconds between two calls."""
 
@@ -234,7 +234,7 @@ def _fleet(one: Contender, replicas: int, size: int, settings: SimulationSetting
             guard_caches=settings.guard_caches,
             exact=exact,
         ),
-        layout=UniformLayout(size) if settings.read_prompt is None else TextLayout(),
+        layout=UniformLayout(size) if settings.read_prompt is None else TEXT_LAYOUT,
         tokens_per_unit=1.0 if settings.read_prompt is None else TEXT_TOKENS_PER_BYTE,
     )
 

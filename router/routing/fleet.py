@@ -28,7 +28,7 @@ from router.routing.in_flight import InFlight, Usage
 from router.routing.journal import Journal
 from router.routing.membership import Membership
 from router.routing.peers import Peers
-from router.routing.prompt_blocks import TEXT_LAYOUT, BlockLayout, Prompt
+from router.routing.prompt_blocks import TEXT_LAYOUT, BlockLayout, Prompt, TextLayout
 from router.routing.replica_state import ReplicaSpec, ReplicaState
 from router.routing.retry import Failure
 from router.routing.roster import Roster
@@ -74,7 +74,7 @@ class Fleet:
         shortlist = Shortlist(roster, rng or random.Random(0))
         hot = HotPrefixes(caches, roster, window_s=settings.slo_ttft_s)
         self._decider = Decider(policy, selectable or {}, roster, caches, traffic, shortlist, hot)
-        lessons = UsageLessons(caches, traffic, learn_ratio=layout is TEXT_LAYOUT)
+        lessons = UsageLessons(caches, traffic, learn_ratio=isinstance(layout, TextLayout))
         self._dispatch = Dispatch(roster, caches, traffic, shortlist, lessons)
         self._holding = Holding(
             roster,

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from router.routing.policies import POLICIES
+from router.routing.prompt_blocks import text_prompt
+from sim.contender import contender
 from sim.results import Result
-from sim.simulate import SimulationSettings, simulate
+from sim.simulate import SimulationSettings, build, simulate
 from sim.simulated_replica import ReplicaSettings
+from sim.workload.arrivals import plan_arrivals
 from sim.workload.chat_mix import ChatMix, chat_trace
 from sim.workload.sources import open_trace
 from tests.sim import golden_run
@@ -155,6 +158,19 @@ def test_the_network_adds_its_delay_both_ways() -> None:
     assert one.ttft_s.mean is not None and one.e2e_s.mean is not None
     assert other.ttft_s.mean == pytest.approx(one.ttft_s.mean + 0.5)
     assert other.e2e_s.mean == pytest.approx(one.e2e_s.mean + 0.5)
+
+
+def test_a_router_that_reads_text_learns_how_many_tokens_it_is() -> None:
+    """As a real one does: what it believes of caches and of costs is in tokens, and it sees bytes."""
+    trace = timed([(1e3 * second, 200, 1, (second,)) for second in range(60)], block_tokens=128)
+    body = {"model": "m", "messages": [{"role": "user", "content": "a" * 1_600}]}
+    settings = SimulationSettings(read_prompt=lambda request: text_prompt(body))
+    plan = plan_arrivals(trace, rate=1.0, seed=1)
+    simulated = build(trace, plan, contender("predicted_finish"), 2, 1, settings)
+    fleet = simulated._routers[0].fleet
+    assert fleet.token_ratio.tokens_per_unit == 0.25
+    simulated.queue.run()
+    assert fleet.token_ratio.tokens_per_unit == pytest.approx(200 / 1_600, rel=0.1)
 
 
 def test_prompts_that_never_fit_are_errors() -> None:
