@@ -22,6 +22,7 @@ from router.proxy.counters import Counters
 from router.proxy.data_plane import DataPlane
 from router.proxy.fair_turns import unfair_turns
 from router.proxy.fleet_config import fleet_settings, make_fleet, make_policy, make_selectable
+from router.proxy.freed_memory import keep_freed_memory
 from router.proxy.kv_event_feed import KvEventFeed, require_events_extra
 from router.proxy.prober import Prober
 from router.proxy.prompt_reader import make_prompt_reader
@@ -340,4 +341,5 @@ def run(
     """Run a router until SIGTERM or SIGINT; the process's exit code."""
     start_log(config.log)
     raise_limit(config.limits.client_connections)
+    keep_freed_memory()
     return uvloop.run(_serve(config, load, make_path, file))
