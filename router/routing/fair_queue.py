@@ -92,7 +92,7 @@ class Lane:
         return None
 
     def counted_on(self, keys: Sequence[int]) -> list[Held]:
-        """Those that have yet to compute a block of a prompt with ``keys``. O(held)."""
+        """Those that have yet to compute a block of a prompt with ``keys``."""
         found: list[Held] = []
         for _, level in self._levels:
             found += level.counted_on(keys)
@@ -247,13 +247,13 @@ class FairQueue:
         return now < first.overdue_at and self.rank_s(prefill_s, prompt) < first.rank_s
 
     def counted_on(self, prompt: Prompt) -> list[Held]:
-        """Those of its tenant that have yet to compute a block of ``prompt``, which counts on it. O(held)."""
+        """Those of its tenant that have yet to compute a block of ``prompt``, which counts on it."""
         lane = self._by_tenant.get(_tenant(prompt))
         return [] if lane is None else lane.counted_on(prompt.keys)
 
     def rank_s(self, prefill_s: float, prompt: Prompt | None) -> float:
         """The rank of a newcomer of ``prefill_s``: after those of its tenant and priority that are to compute
-        what it counts on; else its prefill. O(held)."""
+        what it counts on; else its prefill."""
         if prompt is None or not prompt.keys:
             return prefill_s
         lane = self._by_tenant.get(_tenant(prompt))

@@ -137,15 +137,27 @@ class Held:
         self.flight: InFlight | None = None
         """Set when it was sent; still ``None`` in the outbox when no replica is left for it."""
 
+    @property
+    def alone_s(self) -> float:
+        """Its rank if it counted on nobody here."""
+        return min(self.prefill_s, self.together_s / self.together)
+
+    @property
+    def delayed(self) -> bool:
+        """It goes later for one it counts on."""
+        return self.rank_s > self.alone_s or self.overdue_at > self.deadline
+
 
 class HoldQueue:
     """Requests held for one replica. Prefill seconds are those predicted when they were held."""
 
-    __slots__ = ("_by_deadline", "_by_rank", "own", "prefill_s")
+    __slots__ = ("_by_deadline", "_by_rank", "_openers", "own", "prefill_s")
 
     def __init__(self) -> None:
         self._by_rank: list[Held] = []
         self._by_deadline: list[Held] = []
+        self._openers: dict[int, list[Held]] = {}
+        """By the first block that they compute."""
         self.prefill_s = 0.0
         """Of all that wait here."""
         self.own = 0
@@ -155,7 +167,7 @@ class HoldQueue:
         return len(self._by_rank)
 
     def add(self, held: Held) -> None:
-        """One more waits. Those it counts on may go earlier now. O(held)."""
+        """One more waits. Those it counts on may go earlier now."""
         held.together_s = prefill_s = held.prefill_s
         held.together = 1
         keys = _keys(held)
@@ -167,45 +179,54 @@ class HoldQueue:
                 self._take_out(one)
                 self._put_in(one)
         self._put_in(held)
+        if held.first_key is not None:
+            self._openers.setdefault(held.first_key, []).append(held)
         self.prefill_s += prefill_s
         self.own += held.own
 
     def _put_in(self, held: Held) -> None:
         """Where its place is now."""
-        rank_s, overdue_at = min(held.prefill_s, held.together_s / held.together), held.deadline
+        self._rank(held)
+        insort(self._by_rank, held, key=_order)
+        insort(self._by_deadline, held, key=_overdue)
+
+    def _rank(self, held: Held) -> None:
+        rank_s, overdue_at = held.alone_s, held.deadline
         for one in self.counted_on(_keys(held)):
             if one.opens < held.opens:
                 rank_s = max(rank_s, nextafter(one.rank_s, inf))
                 overdue_at = max(overdue_at, one.overdue_at)
         held.rank_s, held.overdue_at = rank_s, overdue_at
-        insort(self._by_rank, held, key=_order)
-        insort(self._by_deadline, held, key=_overdue)
 
     def _take_out(self, held: Held) -> None:
         self._by_rank.remove(held)
         self._by_deadline.remove(held)
 
     def counted_on(self, keys: Sequence[int]) -> list[Held]:
-        """Those that have yet to compute a block which a prompt with ``keys`` has, too; as they go. O(held).
+        """Those that have yet to compute a block which a prompt with ``keys`` has, too; as they go.
 
-        What is held is believed to be cached, so whoever has that block in its prompt counts on it.
+        What is held is believed to be cached, so whoever has that block in its prompt counts on it. Cost:
+        O(blocks of the prompt), or O(held) if that is less.
         """
-        count = len(keys)
-        return [
-            held
-            for held in self._by_rank
-            if held.first_key is not None and held.opens < count and keys[held.opens] == held.first_key
-        ]
+        openers, count = self._openers, len(keys)
+        found: list[Held] = []
+        if len(openers) < count:
+            for key, group in openers.items():
+                opens = group[0].opens  # a key names its place, too
+                if opens < count and keys[opens] == key:
+                    found += group
+        elif openers:
+            for key in keys:
+                if (group_of := openers.get(key)) is not None:
+                    found += group_of
+        if len(found) > 1:
+            found.sort(key=_order)
+        return found
 
     def rank_s(self, prefill_s: float, keys: Sequence[int]) -> float:
-        """The rank of a newcomer of ``prefill_s``: it goes before those of a higher one. O(held)."""
-        count = len(keys)
-        for held in reversed(self._by_rank):
-            if held.rank_s < prefill_s:
-                break
-            if held.first_key is not None and held.opens < count and keys[held.opens] == held.first_key:
-                return held.rank_s
-        return prefill_s
+        """The rank of a newcomer of ``prefill_s``: it goes before those of a higher one."""
+        found = self.counted_on(keys)
+        return max(prefill_s, found[-1].rank_s) if found else prefill_s
 
     def ahead_s(self, rank_s: float) -> float:
         """Prefill seconds that go before a newcomer of that rank."""
@@ -245,14 +266,19 @@ class HoldQueue:
         self._take_out(held)
         self.prefill_s = self.prefill_s - held.prefill_s if self._by_rank else 0.0
         self.own -= held.own
-        if held.together > 1:
-            for one in self._counting_on(held):
-                self._take_out(one)
-                self._put_in(one)
-
-    def _counting_on(self, held: Held) -> list[Held]:
         opens, key = held.opens, held.first_key
-        return [one for one in self._by_rank if one.opens > opens and _keys(one)[opens] == key]
+        if key is None:
+            return
+        group = self._openers[key]
+        group.remove(held)
+        if not group:
+            del self._openers[key]
+        if held.together > 1:
+            for one in self._by_rank:  # in this order those that others count on come first
+                if one.opens > opens and one.delayed and _keys(one)[opens] == key:
+                    self._rank(one)
+            self._by_rank.sort(key=_order)
+            self._by_deadline.sort(key=_overdue)
 
 
 def _keys(held: Held) -> Sequence[int]:

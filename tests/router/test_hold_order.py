@@ -191,3 +191,17 @@ def test_nobody_goes_before_one_it_counts_on(
     for one, counts_on in added:
         assert all(taken.index(other) < taken.index(one) for other in counts_on)
     assert not len(queue)
+
+
+@given(waiting=TREES)
+@settings(max_examples=40, deadline=None)
+def test_openers_are_found_by_the_prompt_and_by_the_queue_alike(
+    waiting: list[tuple[list[int], int, float, float]],
+) -> None:
+    """A prompt of few blocks is looked up block by block, one of many by who is held: the same are found."""
+    queue = HoldQueue()
+    for path, opens, prefill_s, deadline in waiting:
+        keys = [hash(tuple(path[: depth + 1])) & 0xFFFF_FFFF for depth in range(len(path))]
+        queue.add(Held(Prompt(keys=keys, units=0), None, prefill_s, deadline, opens=min(opens, len(path))))
+        stretched = [*keys, *range(1, 40)]
+        assert queue.counted_on(stretched) == queue.counted_on(keys)
