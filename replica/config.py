@@ -46,7 +46,8 @@ class ReplicaConfig(Section):
     served_model_name: str | None = None
     """The name in requests and answers; the model's own unless set."""
     dtype: Literal["fp32", "bf16"] = "fp32"
-    """Of weights and KV. bf16 halves the memory; on CPUs without bf16 arithmetic it is slower."""
+    """Of weights and KV. bf16 halves their memory, but for matrices of up to 1 GiB in all, which are kept in
+    fp16 too (for decode); on CPUs without bf16 arithmetic it is slower."""
     weights: Literal["dense", "int8", "int4", "file"] = "dense"
     """``dense`` in ``dtype``; packed, 128 to a scale: ``int8``, ``int4``; as a GGUF packs them: ``file``."""
     kv_dtype: Literal["same", "int8"] = "same"

@@ -76,12 +76,13 @@ class PagedAttention:
         kv, dim = self._kv, self._kv.head_dim
         context = kv.gather(layer, group.blocks).view(rows, -1, 2 * kv.heads, dim)[:, : group.context]
         keys, values = context.transpose(1, 2).chunk(2, 1)
-        folded = queries[group.first : group.stop].view(rows, kv.heads, self._group, dim)
+        folded_shape = (rows, kv.heads, self._group, dim)
+        folded = queries[group.first : group.stop].view(folded_shape)
         padding = -self._group % self._rows_unit
         if padding:
             folded = functional.pad(folded, (0, 0, 0, padding))
         attended = functional.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
-        out[group.first : group.stop] = attended[:, :, : self._group].reshape(rows, -1)
+        out[group.first : group.stop].view(folded_shape).copy_(attended[:, :, : self._group])
 
     def _prefill(
         self,

@@ -75,7 +75,8 @@ class Decoder:
             if layer.output_bias is not None:
                 hidden += layer.output_bias
             gate, up = layer.gate_up(self._norm(hidden, layer.ffn_norm)).chunk(2, 1)
-            hidden += layer.down(functional.silu(gate, inplace=True).mul_(up))
+            # Not in place: the halves of gate_up lie apart, and the product would copy them together again.
+            hidden += layer.down(functional.silu(gate).mul_(up))
         return self._logits(hidden, plan.sampled), bool(hidden[:tokens].sum().isfinite())
 
     def _queries_keys_values(
@@ -94,8 +95,9 @@ class Decoder:
         if self._dtype == torch.float32:
             torch.view_as_complex(rotated.view(tokens, -1, shape.head_dim // 2, 2)).mul_(turns)
         else:
-            pairs = torch.view_as_complex(rotated.float().view(tokens, -1, shape.head_dim // 2, 2))
-            rotated.copy_(torch.view_as_real(pairs.mul_(turns)).flatten(-2))
+            exact = rotated.float()
+            torch.view_as_complex(exact.view(tokens, -1, shape.head_dim // 2, 2)).mul_(turns)
+            rotated.copy_(exact)
         kv = by_head[:, shape.heads :]
         # A masked key must be finite too, or the query that does not see it becomes NaN.
         kv[:tokens].nan_to_num_(0.0, 0.0, 0.0)
