@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -32,6 +33,13 @@ def effective_config(args: argparse.Namespace) -> RouterConfig:
     return parse_config(data | flags, f"{args.config} with flags")
 
 
+def reloaded_config(args: argparse.Namespace) -> RouterConfig:
+    """The same once the router runs. A pipe, which was read at the start, could be waited on for ever."""
+    if not Path(args.config).is_file():
+        raise ConfigError(f"{args.config}: cannot be read again; expected a regular file")
+    return effective_config(args)
+
+
 def run(args: argparse.Namespace, make_path: "MakeRequestPath | None" = None) -> int:
     """Run the command; 0, 1 or 2 as INTERFACE says. ``make_path``: how requests come in; HTTP unless set."""
     try:
@@ -49,7 +57,7 @@ def run(args: argparse.Namespace, make_path: "MakeRequestPath | None" = None) ->
                 Router(config, make_path=make_path or DataPlane)  # reads every file that the config names
             print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), end="")
             return 0
-        load = None if args.config is None else lambda: effective_config(args)
+        load = None if args.config is None else lambda: reloaded_config(args)
         return run_router(config, load, make_path or DataPlane, args.config)
     except ConfigError as error:  # a file it names, or a package it needs
         print(f"warmroute {args.command}: {error}", file=sys.stderr)

@@ -40,6 +40,8 @@ def read_yaml(text: str) -> object:
         raise YamlError(f"{where}{error.problem}") from None
     except yaml.YAMLError as error:  # characters that no YAML may have
         raise YamlError(str(error)) from None
+    except RecursionError:
+        raise YamlError("lists or mappings are nested too deeply") from None
 
 
 def line_of(text: str, path: Sequence[str | int]) -> int | None:

@@ -22,6 +22,7 @@ MAX_COLON_BYTES: Final = 16
 TIMINGS_BYTES: Final = 1024
 """So far before a usage its timings may begin."""
 
+_DONE: Final = (b"data: [DONE]", b"data:[DONE]")
 _DELTA_FIELDS: Final = (
     "content",
     "reasoning_content",
@@ -177,8 +178,12 @@ def _choice_has_content(choice: Any) -> bool:
 
 
 def says_done(tail: bytes) -> bool:
-    """Whether the stream's last word, ``[DONE]``, is there."""
-    return tail.rfind(b"data: [DONE]") >= 0 or tail.rfind(b"data:[DONE]") >= 0
+    r"""Whether the stream's last word, ``[DONE]``, is there: a line of its own, not a word of the answer.
+
+    >>> says_done(b"data: [DONE]\n\n"), says_done(b'data: {"choices":[{"text":"data: [DONE]"}]}\n\n')
+    (True, False)
+    """
+    return tail.rstrip().endswith(_DONE) or any(tail.rfind(b"\n" + done) >= 0 for done in _DONE)
 
 
 def says_over(tail: bytes) -> bool:

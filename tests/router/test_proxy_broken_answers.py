@@ -76,6 +76,18 @@ def test_B001_B060_broken_between_events(name: str) -> None:
     with_rig(scenario)
 
 
+def test_B060_what_an_answer_says_of_done_is_not_its_end() -> None:
+    said = delta("Streams end with data: [DONE]")
+
+    async def scenario(rig: Rig) -> None:
+        rig.replica.plans.append([Send(STREAM_HEAD + chunk(said) + LAST_CHUNK)])
+        answer = await rig.ask(CHAT_STREAM)
+        assert answer.body.startswith(said) and b"replica_broken" in answer.body and not answer.whole
+        assert rig.counters.broken_streams == 1
+
+    with_rig(scenario)
+
+
 @pytest.mark.parametrize("name", list(INSIDE))
 def test_B001_broken_inside_an_event(name: str) -> None:
     """An event that was cut cannot be taken back: nothing is added, the transfer breaks."""

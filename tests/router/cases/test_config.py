@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import socket
 import ssl
 import subprocess
@@ -55,7 +56,8 @@ def test_B008_no_broken_save_sticks_and_the_next_good_one_is_applied(tmp_path: P
         good = file.read_text()
         config = yaml.safe_load(good)
         bad_replica = yaml.safe_dump(config | {"replicas": [*config["replicas"], {"url": "ftp://h"}]})
-        broken = [good[: len(good) // 2] + "  [", "", bad_replica, "- a\n", "\0"]
+        deep = "replicas: " + "[" * 5_000
+        broken = [good[: len(good) // 2] + "  [", "", bad_replica, "- a\n", "\0", deep]
         for number, text in enumerate(broken, 1):
             file.write_text(text)
             status, error = await _reload(router)
@@ -73,6 +75,11 @@ def test_B008_no_broken_save_sticks_and_the_next_good_one_is_applied(tmp_path: P
         file.unlink()
         status, error = await _reload(router)
         assert status == 400 and "cannot be read" in error
+        os.mkfifo(file)  # nobody writes into it: opening it would hold the router for ever
+        status, error = await _reload(router)
+        assert status == 400 and "cannot be read again" in error
+        assert (await router.ask(CHAT)).status == 200
+        file.unlink()
         file.write_text(good)
         assert (await _reload(router))[0] == 200
 
