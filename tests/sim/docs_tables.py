@@ -118,8 +118,9 @@ class Row:
     def now(self, results: list[Figures]) -> str:
         """The line with what the runs gave."""
         made = self.table.cells(results)
-        kept = self.line.strip("|").split(" | ")[: -len(made)]
-        return "| " + " | ".join([*(cell.strip() for cell in kept), *made]) + " |"
+        cells = [cell.strip() for cell in self.line.strip("|").split("|")]
+        cells[-len(made) :] = made
+        return "".join(f"| {cell} " if cell else "| " for cell in cells) + "|"
 
 
 def rows() -> Iterator[Row]:

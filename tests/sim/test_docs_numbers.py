@@ -106,6 +106,8 @@ def test_figures_are_written_as_in_the_docs() -> None:
     }
     row = Row(TABLES[0], "| nothing | `--policy predicted_finish` | a | b | c | d |", ())
     assert row.now([figures]) == "| nothing | `--policy predicted_finish` | 1.04 / 10.6 | 121 | .900 | .750 |"
+    bare = Row(TABLES[1], "| mirror | | a | b | c | d |", ())
+    assert bare.now([figures]) == "| mirror | | 1.04 / 10.6 | 121 | .900 | .750 |"
     three = row.now([figures] * 3)
     assert "| 1.04, 1.04, 1.04 / 10.6, 10.6, 10.6 | 121, 121, 121 |" in three
 
