@@ -86,7 +86,7 @@ class RedisState:
             async with asyncio.timeout(WARM_LIMIT_S):
                 await self._first_state.wait()
                 if self._status.state is not LinkState.CUT_OFF:
-                    await asyncio.wait([self._tasks[-1]])
+                    await self._warm_up.no_longer_awaited.wait()
         await self._snapshot.start(read=self._warm_up.source is None)
 
     async def stop(self) -> None:

@@ -54,6 +54,8 @@ class WarmUp:
         self._linked = asyncio.Event()
         self._wanted = asyncio.Event()
         self._peer_heard = asyncio.Event()
+        self.no_longer_awaited = asyncio.Event()
+        """A start need not wait: it is warm, or nobody was heard at once."""
         self.source: str | None = None
         """The peer this router was warmed by."""
 
@@ -76,13 +78,21 @@ class WarmUp:
     async def take(self) -> None:
         """Ask one peer after the other until one has told all it knows. Alone: nothing.
 
-        Begins when the store works for the first time, however long after the start that is.
+        Begins when the store works for the first time, however long after the start that is. Who was there
+        before is heard within the lease.
         """
         await self._linked.wait()
+        for limit_s in (PEERS_ANSWER_S, self._config.lease_s):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._peer_heard.wait()
+            if not self._peer_heard.is_set():
+                self.no_longer_awaited.set()
+        await self._ask_one_after_the_other()
+        self.no_longer_awaited.set()
+
+    async def _ask_one_after_the_other(self) -> None:
         asked: set[str] = set()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(PEERS_ANSWER_S):
-                await self._peer_heard.wait()
         while (peer := self._tracker.eldest(asked)) is not None:
             asked.add(peer)
             self._ask(peer)

@@ -13,6 +13,8 @@ from tests.state.members import Member, Members, until, with_redis
 pytestmark = needs_redis
 
 TLS = Path(__file__).parents[1] / "fakes" / "tls"
+PATIENT = {"lease_s": 30.0, "timeout_ms": 5_000.0}
+"""Nothing that a slow machine does is taken for a fault."""
 SOON = ("--repl-diskless-sync-delay", "0")
 CERT, KEY = str(TLS / "cert.pem"), str(TLS / "key.pem")
 
@@ -119,4 +121,4 @@ def test_cluster() -> None:
         assert await late.warmed_from() and late.knows(5)
 
     # The cluster's own port would else be 10,000 higher, which may be no port at all.
-    with_redis(scenario, "--cluster-enabled", "yes", "--cluster-port", FREE_PORT)
+    with_redis(scenario, "--cluster-enabled", "yes", "--cluster-port", FREE_PORT, **PATIENT)

@@ -90,7 +90,7 @@ def test_K09_killed_and_back_empty(caplog: pytest.LogCaptureFixture) -> None:
         )
 
     with caplog.at_level(logging.INFO, "warmroute.state"):
-        with_redis(scenario)
+        with_redis(scenario, timeout_ms=5_000.0)  # a slow machine is no fault
 
 
 def test_not_there_at_the_start_and_there_later() -> None:
