@@ -185,6 +185,28 @@ def test_the_worked_example_of_the_spill_threshold(price: float, wait_ms: float,
         assert decision.spill_saved_s == pytest.approx(0.0897, abs=0.003)
 
 
+@pytest.mark.parametrize(
+    ("matched", "tokens", "newcomer"),
+    [
+        ([2_900, 2_900, 0], [8_000, 8_000, 0], True),
+        ([2_900, 2_900, 0], [8_000, 8_000, 2_500], False),  # it has its share of work
+        ([2_900, 0, 0], [8_000, 8_000, 0], False),  # one that is busy lacks it, too: it is not everybody's
+        ([2_900, 0, 0], [8_000, 0, 0], False),  # one holder alone: nothing shows that others ask for it
+    ],
+)
+def test_what_all_others_hold_is_computed_by_who_has_next_to_nothing_to_do(
+    matched: list[int], tokens: list[int], newcomer: bool
+) -> None:
+    cost = given_cost(31e-6)
+    candidates = [
+        candidate(index, standing(decoding=int(some > 0), outstanding_tokens=some), cost)
+        for index, some in enumerate(tokens)
+    ]
+    decision = PrefixAffinity(random.Random(1)).choose(request(3_300, matched), candidates)
+    assert (decision.replica == 2) is newcomer
+    assert decision.reason is (Reason.SPILL if newcomer else Reason.WARM)
+
+
 @given(case=fleets(), price=st.sampled_from([0.0, 1.0, 2.5]))
 @settings(deadline=None)
 def test_home_is_left_only_beyond_the_threshold(case: Case, price: float) -> None:
@@ -194,7 +216,11 @@ def test_home_is_left_only_beyond_the_threshold(case: Case, price: float) -> Non
     if decision.reason is Reason.SPILL:
         assert decision.matched_tokens < longest
         assert decision.extra_wait_s is not None and decision.spill_saved_s is not None
-        assert decision.extra_wait_s > (1 + price) * decision.spill_saved_s
+        if decision.extra_wait_s <= (1 + price) * decision.spill_saved_s:  # all but idle ones are home
+            mean = sum(one.outstanding_tokens for one in candidates) / len(candidates)
+            lack = [one for one in candidates if asked.matched_tokens[one.index] < longest]
+            assert len(candidates) - len(lack) >= 2
+            assert all(one.outstanding_tokens < mean / 4 for one in lack)
     elif longest == 0:
         assert decision.reason is Reason.COLD
 

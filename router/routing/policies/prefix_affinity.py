@@ -7,10 +7,14 @@ Home H is the candidate with the longest match, A the best of the others. The re
 W is the prefill backlog, T the request's own prefill there. The right side is the spill threshold; with
 ``price`` 0 it is the break-even of this request alone. Example: 31 µs a token, 2,900 of 3,300 tokens
 cached at home, so T_A - T_H = 90 ms. 60 ms more queue at home: stay. 120 ms: spill.
+
+What everybody holds (a system prompt) is nobody's home: a replica that has just joined would never get any of
+it. So where all that are busy hold the longest match, one that lacks it and has next to nothing to do does.
 """
 
 import random
 from collections.abc import Sequence
+from typing import Final
 
 from router.routing.decision import Assessment, Decision, Reason
 from router.routing.policies.own_delay import assess_own_delay
@@ -18,9 +22,16 @@ from router.routing.policies.same_state import same_state
 from router.routing.replica_state import ReplicaState
 from router.routing.view import RoutingRequest
 
+IDLE_SHARE: Final = 4
+"""A replica with less than the mean of outstanding tokens over this has next to nothing to do."""
+
+ALIKE: Final = 1.1
+"""Replicas that hold the same are alike if their wait and prefill differ by no more than this."""
+
 
 class PrefixAffinity:
-    """Promise: home is left only if the extra wait there exceeds the spill threshold."""
+    """Promise: home is left only if the extra wait there exceeds the spill threshold, or for a replica with
+    next to nothing to do where all the others are home."""
 
     samples = True
 
@@ -31,17 +42,21 @@ class PrefixAffinity:
     def choose(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> Decision:
         """Home, or the best other candidate when waiting at home costs more than its hit saves."""
         rows = assess_own_delay(request, candidates)
+        tokens = {candidate.index: candidate.outstanding_tokens for candidate in candidates}
         longest = max(row.matched_tokens for row in rows)
         if longest == 0:
-            chosen = self._least(rows)
+            chosen = self._least(rows, tokens)
             return Decision(chosen.replica, Reason.COLD, 0, chosen.wait_s, chosen.prefill_s, 0.0)
-        home = self._least([row for row in rows if row.matched_tokens == longest])
+        home = self._least([row for row in rows if row.matched_tokens == longest], tokens)
         cold = {candidate.index: candidate.cost for candidate in candidates}
         others = [row for row in rows if row.replica != home.replica]
-        best = self._least(others) if others else home
+        best = self._least(others, tokens) if others else home
         extra_wait = home.wait_s - best.wait_s
         lost = best.prefill_s - home.prefill_s
         spill = extra_wait > (1.0 + self._price) * lost and best.replica != home.replica
+        if not spill and others and (newcomer := self._newcomer(rows, tokens, longest)) is not None:
+            best, spill = newcomer, True
+            extra_wait, lost = home.wait_s - best.wait_s, best.prefill_s - home.prefill_s
         chosen = best if spill else home
         saved = cold[chosen.replica].prefill_s(request.prompt_tokens, 0) - chosen.prefill_s
         if spill and chosen.matched_tokens < longest:
@@ -59,9 +74,32 @@ class PrefixAffinity:
             chosen.replica, Reason.WARM, chosen.matched_tokens, chosen.wait_s, chosen.prefill_s, saved
         )
 
-    def _least(self, rows: Sequence[Assessment]) -> Assessment:
-        least = min(row.total_s for row in rows)
-        best = [row for row in rows if row.total_s == least]
+    def _newcomer(
+        self, rows: Sequence[Assessment], tokens: dict[int, int], longest: int
+    ) -> Assessment | None:
+        """One with less than a quarter of the mean of outstanding tokens, if only such lack the match.
+
+        At least two hold it: of one alone it cannot be told whether anybody else will ask for it.
+        """
+        mean = sum(tokens.values()) / len(tokens)
+        lack, holders = [], 0
+        for row in rows:
+            if row.matched_tokens == longest:
+                holders += 1
+            elif tokens[row.replica] * IDLE_SHARE >= mean:
+                return None
+            else:
+                lack.append(row)
+        return self._least(lack, tokens) if lack and holders > 1 else None
+
+    def _least(self, rows: Sequence[Assessment], tokens: dict[int, int]) -> Assessment:
+        """The least of wait and prefill. What is learned of equal replicas differs by a few percent: of those
+        alike, that hold the same, the one with fewest outstanding ``tokens``; ties at random."""
+        first = min(rows, key=_total)
+        limit, matched = ALIKE * first.total_s, first.matched_tokens
+        alike = [row for row in rows if row.total_s <= limit and row.matched_tokens == matched]
+        fewest = min([tokens[row.replica] for row in alike])
+        best = [row for row in alike if tokens[row.replica] == fewest]
         return best[0] if len(best) == 1 else self._rng.choice(best)
 
     def copy(self) -> "PrefixAffinity":
@@ -71,3 +109,7 @@ class PrefixAffinity:
     def assess(self, request: RoutingRequest, candidates: Sequence[ReplicaState]) -> list[Assessment]:
         """Wait and prefill on every candidate."""
         return assess_own_delay(request, candidates)
+
+
+def _total(row: Assessment) -> float:
+    return row.total_s

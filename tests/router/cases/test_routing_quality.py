@@ -223,9 +223,10 @@ def test_B126_without_a_session_or_with_an_empty_one_the_load_decides(field: dic
     with_rig(scenario, replicas=3, policy={"kind": "session"}, hold={"enabled": False})
 
 
-def test_B133_new_replicas_get_their_share_and_are_not_flooded() -> None:
+@pytest.mark.parametrize("kind", ["predicted_finish", "prefix_affinity"])
+def test_B133_new_replicas_get_their_share_and_are_not_flooded(kind: str) -> None:
     """Steady sessions on two replicas; two more join. Counted over the next requests."""
-    fleet = make_fleet(2)
+    fleet = make_fleet(2, kind)
     loop = ClosedLoop(fleet, decode_s=0.3)
     turns = Counter[int]()
     newest = 0
