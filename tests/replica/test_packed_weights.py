@@ -10,15 +10,19 @@ from gguf.constants import GGMLQuantizationType as Kind
 
 from replica.batch import Batch, Work
 from replica.config import ConfigError, parse_config
+from replica.model import fitted_matrix as fitted_matrix_module
 from replica.model import grouped as grouped_module
 from replica.model import paged_kv as paged_kv_module
 from replica.model.fingerprint import fingerprint
+from replica.model.fitted_matrix import FittedMatrix, importance
 from replica.model.gguf_codes import grouped
-from replica.model.grouped import quantize, stack
+from replica.model.grouped import GroupedWeight, quantize, stack
 from replica.model.load import LoadedModel, WeightsKind, load_model
 from replica.model.packed_matrix import FEW_ROWS, PackedMatrix
 from replica.model.runner import ModelRunner
 from replica.model.shape import ModelError
+from replica.model.tiny import RandomWeights
+from replica.model.weights import assemble
 from replica.sequence import Sequence
 from tests.replica.models import (
     finish_all,
@@ -34,7 +38,7 @@ ROUNDING = 0.006
 """bf16 has 8 bits: products of random numbers are this near, relative to their length."""
 
 
-@pytest.mark.parametrize("module", [grouped_module, paged_kv_module])
+@pytest.mark.parametrize("module", [fitted_matrix_module, grouped_module, paged_kv_module])
 def test_doctests(module) -> None:
     assert doctest.testmod(module).failed == 0
 
@@ -54,6 +58,58 @@ def test_a_packed_matrix_multiplies_like_its_dense_weight(bits, out, columns, gr
     assert (got - wanted).norm() < ROUNDING * wanted.norm()
     error = (packed.dense()[:, :columns] - weight).abs().max()
     assert error <= 0.51 * packed.scales.max() + 0.01 * weight.abs().max(), "to the nearest code"
+
+
+@pytest.mark.parametrize("columns", [256, 200])
+def test_codes_serve_the_inputs_that_are_large(columns: int) -> None:
+    """One input in sixteen is thirty times as large: what counts is the product, not the nearest codes."""
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(96, columns, generator=generator)
+    inputs = torch.randn(200, columns, generator=generator)
+    inputs[:, ::16] *= 30
+    wanted = inputs @ weight.t()
+
+    def error(packed: GroupedWeight) -> float:
+        return float((inputs @ packed.dense()[:, :columns].t() - wanted).norm() / wanted.norm())
+
+    nearest, fitted = quantize(weight, 4), quantize(weight, 4, importance=importance(inputs))
+    assert fitted.codes.max() <= 15 and error(fitted) < 0.7 * error(nearest)
+    assert torch.equal(fitted.scales, fitted.scales.bfloat16().float()), "as the kernels keep them"
+
+
+@pytest.mark.parametrize("value", [0.0, 3.0, -1e-6])
+def test_a_group_of_one_value_is_kept(value: float) -> None:
+    packed = quantize(torch.full((2, 128), value), 4, importance=torch.ones(128))
+    torch.testing.assert_close(packed.dense(), torch.full((2, 128), value))
+    unused = quantize(torch.randn(2, 128), 4, importance=torch.zeros(128))
+    assert unused.dense().isfinite().all()
+
+
+def test_a_fitted_matrix_is_dense_for_one_product_and_packed_for_those_inputs() -> None:
+    weight, reads = torch.randn(64, 128, generator=torch.Generator().manual_seed(2)), []
+
+    def read() -> torch.Tensor:
+        reads.append(1)
+        return weight
+
+    matrix = FittedMatrix(read, 4)
+    with pytest.raises(ValueError, match="never multiplied"):
+        matrix.tensors()
+    inputs = torch.randn(5, 128) * torch.logspace(0, 2, 128)
+    torch.testing.assert_close(matrix(inputs), inputs @ weight.t())
+    wanted = PackedMatrix(quantize(weight, 4, importance=importance(inputs)))
+    assert all(map(torch.equal, matrix.tensors(), wanted.tensors())) and len(reads) == 1
+
+
+def test_four_bits_are_fitted_by_reading_a_page_and_the_same_each_time() -> None:
+    first, again = (load_model("tiny", "bf16", weights="int4") for _ in range(2))
+    assert fingerprint(first, 16) == fingerprint(again, 16)
+    unfitted = assemble(RandomWeights(first.shape, 0), first.shape, torch.bfloat16, bits=4)
+    for layer, other in zip(first.weights.layers, unfitted.layers, strict=True):
+        for name in ("qkv", "output", "gate_up", "down"):
+            fitted, nearest = getattr(layer, name), getattr(other, name)
+            assert isinstance(fitted, PackedMatrix)
+            assert not all(map(torch.equal, fitted.tensors(), nearest.tensors()))
 
 
 def _stored(kind: Kind, out: int, columns: int) -> np.ndarray:
