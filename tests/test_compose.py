@@ -15,7 +15,10 @@ from router.config import RouterConfig, load_config
 ROOT = Path(__file__).resolve().parents[1]
 ROUTERS = ("router-1", "router-2")
 REPLICAS = ("replica-1", "replica-2", "replica-3")
-ROUTER_CONFIGS = [*sorted((ROOT / "configs").rglob("router*.yaml")), ROOT / "configs/fleet.yaml"]
+ROUTER_CONFIGS = [
+    *sorted(path for path in (ROOT / "configs").rglob("router*.yaml") if "plans" not in path.parts),
+    ROOT / "configs/fleet.yaml",
+]
 REPLICA_CONFIGS = sorted(path for path in (ROOT / "configs").rglob("replica*.yaml"))
 
 

@@ -42,8 +42,8 @@ RETRYABLE = frozenset(
 def failure_of_status(status: int, *, retry_after: bool) -> Failure | None:
     """What an error status says about the replica; ``None``: it is well, the request is at fault.
 
-    >>> failure_of_status(503, retry_after=True), failure_of_status(400, retry_after=False)
-    (<Failure.BUSY: 4>, None)
+    >>> failure_of_status(503, retry_after=True) is Failure.BUSY, failure_of_status(400, retry_after=False)
+    (True, None)
     """
     if status == 429 or (status == 503 and retry_after):
         return Failure.BUSY
