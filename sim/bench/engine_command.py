@@ -99,7 +99,7 @@ async def _measure(
     args: argparse.Namespace,
     view: ProgressView,
 ) -> dict[str, list[EngineFigures]]:
-    """Every engine in every round, one after the other; all of them are up the whole time."""
+    """Every engine in every round, one after the other; the others are up, and stand still meanwhile."""
     if weights is not None:
         writer = children.start("export", export_command(args.model, weights))
         await asyncio.to_thread(writer.wait, START_LIMIT_S)
@@ -107,19 +107,20 @@ async def _measure(
             raise writer.died()
     rounds: dict[str, list[EngineFigures]] = {program.name: [] for program in programs}
     parts = dict.fromkeys(rounds, 0)
-    pids = []
+    running = []
     for program in programs:
         child = children.start(program.name.replace(" ", "-"), program.command, program.environment)
         await children.wait_ready(child, f"{program.url}/health", START_LIMIT_S)
         await measure_engine(program.url, MODEL, child.pid, WARM_UP_WORDS, 0, lambda: None)
-        pids.append(child.pid)
+        running.append(child)
     for number in range(1, args.rounds + 1):
-        for program, pid in zip(programs, pids, strict=True):
+        for program, child in zip(programs, running, strict=True):
 
             def progress(name: str = program.name) -> None:
                 parts[name] += 1
                 view.update(name, parts[name], args.rounds * PARTS)
 
-            figures = await measure_engine(program.url, MODEL, pid, args.words, number, progress)
+            with children.alone(child):
+                figures = await measure_engine(program.url, MODEL, child.pid, args.words, number, progress)
             rounds[program.name].append(figures)
     return rounds

@@ -11,8 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import SystemRandom
 
@@ -149,6 +149,18 @@ class ChildProcesses:
         for child in self._children:
             if child.exit_code is not None:
                 raise child.died()
+
+    @contextmanager
+    def alone(self, child: Child) -> Iterator[None]:
+        """All others stand still meanwhile: a program that waits may keep a core busy with waiting."""
+        others = [other for other in self._children if other is not child]
+        try:
+            for other in others:
+                other.signal_group(signal.SIGSTOP)
+            yield
+        finally:
+            for other in others:
+                other.signal_group(signal.SIGCONT)
 
     def stop(self, children: Sequence[Child], patience_s: float = 5.0) -> None:
         """SIGTERM to each group, SIGKILL to those that are still there after ``patience_s``."""

@@ -166,3 +166,19 @@ def test_memory_counts_what_a_process_takes(tmp_path: Path) -> None:
     assert held > other + 60
     assert both > held
     assert memory_mib([2**22 + 1]) is None
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_the_others_stand_still_while_one_is_alone_and_go_on_after_it(tmp_path: Path) -> None:
+    with ChildProcesses(tmp_path) as children:
+        one = start_and_see_output(children, SLEEPER)
+        other = children.start("other", python(WITH_GRANDCHILD))
+        assert until(lambda: other.tail().isdigit())
+        group = other.pid, int(other.tail())
+        with pytest.raises(RuntimeError), children.alone(one):
+            assert until(lambda: all(state(pid) == "T" for pid in group)) and state(one.pid) != "T"
+            fail()
+        assert until(lambda: all(state(pid) != "T" for pid in group))
