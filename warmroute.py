@@ -3,6 +3,11 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
+
+ROOT = str(Path(__file__).resolve().parent)
+if ROOT not in sys.path:  # what `make compile` makes lies there, and an editable install maps only packages
+    sys.path.append(ROOT)
 
 Run = Callable[[argparse.Namespace], int]
 

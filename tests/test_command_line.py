@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import warmroute
 from router.config import parse_config
 from warmroute import COMMANDS, main
 
@@ -69,6 +70,13 @@ def test_no_help_and_no_routing_command_imports_torch() -> None:
         "print('torch' in sys.modules)"
     )
     assert ran.stdout.strip() == "False", ran.stderr
+
+
+def test_what_is_compiled_in_place_is_found_by_an_editable_install(tmp_path: Path) -> None:
+    code = "import runpy, sys; print(runpy.run_path(sys.argv[1])['ROOT'] in sys.path)"
+    command = [sys.executable, "-P", "-I", "-c", code, str(Path(warmroute.__file__))]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
 
 
 def test_it_runs_as_a_module() -> None:
