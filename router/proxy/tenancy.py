@@ -74,18 +74,16 @@ class Caller:
 
     def refusal(self, now: float) -> RouterError | None:
         """The limit of its tenant that one more request would break."""
-        broken = self.quota.refusal(now)
-        if broken is None:
-            return None
-        limit, wait_s = broken
-        return limit_reached(limit, getattr(self.quota.limits, limit), wait_s)
+        return self._broken(self.quota.refusal(now))
 
     def arrival_refusal(self) -> RouterError | None:
         """The limit of its tenant that one more body would break, if it began to arrive."""
-        broken = self.quota.arrival_refusal()
-        if broken is None:
+        return self._broken(self.quota.arrival_refusal())
+
+    def _broken(self, limit_and_wait: tuple[str, float] | None) -> RouterError | None:
+        if limit_and_wait is None:
             return None
-        limit, wait_s = broken
+        limit, wait_s = limit_and_wait
         return limit_reached(limit, getattr(self.quota.limits, limit), wait_s)
 
     def may_receive(self, room: int) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -52,19 +53,22 @@ def test_B011_what_fits_nowhere_is_refused_and_large_ones_take_turns() -> None:
     assert engine.load().kv_usage == 0.0
 
 
-def test_B012_a_step_that_hangs_fails_health_and_a_later_end_heals_it() -> None:
-    goes_on = threading.Event()
+def hanging_engine(goes_on: threading.Event) -> Callable[[LoadedModel, EngineLimits, int], Engine]:
+    """Makes engines whose steps wait for ``goes_on``."""
 
     class HangingEngine(Engine):
         def step(self) -> list[Delta]:
             assert goes_on.wait(60)
             return super().step()
 
-    def make(model: LoadedModel, limits: EngineLimits, seed: int) -> Engine:
-        return HangingEngine(model, limits, seed)
+    return HangingEngine
+
+
+def test_B012_a_step_that_hangs_fails_health_and_a_later_end_heals_it() -> None:
+    goes_on = threading.Event()
 
     async def run() -> None:
-        async with replica(make, hang_s=0.2) as running:
+        async with replica(hanging_engine(goes_on), hang_s=0.2) as running:
             assert (await get(running.url + "/health"))[0] == 200, "idle is no hang"
             body = {"model": "tiny", "prompt": "Hi", "max_tokens": 2}
             asked = asyncio.create_task(post(running.url + "/v1/completions", body))
@@ -91,16 +95,8 @@ def test_B012_a_step_that_hangs_fails_health_and_a_later_end_heals_it() -> None:
 def test_B012_a_step_that_never_ends_does_not_keep_the_replica_from_stopping() -> None:
     goes_on = threading.Event()
 
-    class HangingEngine(Engine):
-        def step(self) -> list[Delta]:
-            assert goes_on.wait(60)
-            return super().step()
-
-    def make(model: LoadedModel, limits: EngineLimits, seed: int) -> Engine:
-        return HangingEngine(model, limits, seed)
-
     async def run() -> None:
-        async with replica(make, hang_s=0.05) as running:
+        async with replica(hanging_engine(goes_on), hang_s=0.05) as running:
             asked = asyncio.create_task(post(running.url + "/v1/completions", {"prompt": "Hi"}))
 
             async def hangs() -> bool:

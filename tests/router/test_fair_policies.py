@@ -14,10 +14,11 @@ from router.routing.policies import POLICIES
 from router.routing.policies.least_loaded import LeastLoaded
 from router.routing.policies.load_measure import LOAD_MEASURES
 from router.routing.policies.own_delay import decide_by_load
-from router.routing.prompt_blocks import Prompt, UniformLayout
+from router.routing.prompt_blocks import UniformLayout
 from router.routing.replica_state import ReplicaSpec, ReplicaState
 from router.routing.tenant import Tenant
 from router.routing.view import Policy, RoutingRequest
+from tests.router.turns import prompt, sent_in_turn
 
 FLOOD, OTHER = Tenant("flood"), Tenant("other")
 
@@ -34,31 +35,6 @@ def make_fleet(policy: Policy, replicas: int = 1, selectable: dict[str, Policy] 
     for replica in range(replicas):
         fleet.probe_succeeded(replica, 0.0)
     return fleet
-
-
-def prompt(tenant: Tenant, name: int, blocks: int) -> Prompt:
-    made = Prompt(
-        keys=range(name * 1_000_000, name * 1_000_000 + blocks),
-        units=blocks * 16 + 3,
-        layout=UniformLayout(16),
-        stream=True,
-    )
-    made.tenant = tenant
-    return made
-
-
-def sent_in_turn(fleet: Fleet, running: InFlight) -> list[object]:
-    """The contexts of all that wait, in the order in which they go."""
-    order, in_flight, now = [], [running], 0.0
-    while in_flight:
-        now += 0.05
-        fleet.first_token(in_flight.pop(0), now)
-        for one in fleet.outbox:
-            assert one.flight is not None
-            order.append(one.context)
-            in_flight.append(one.flight)
-        fleet.outbox.clear()
-    return order
 
 
 @pytest.mark.parametrize("asked", [False, True])

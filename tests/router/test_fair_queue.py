@@ -18,6 +18,7 @@ from router.routing.policies import POLICIES
 from router.routing.prompt_blocks import Prompt, UniformLayout
 from router.routing.replica_state import ReplicaSpec
 from router.routing.tenant import Tenant
+from tests.router.turns import prompt, sent_in_turn
 
 LATE = 1e9
 SECONDS_PER_TOKEN = 1e-4
@@ -259,17 +260,6 @@ def make_fleet() -> Fleet:
     return fleet
 
 
-def prompt(tenant: Tenant, name: int, blocks: int) -> Prompt:
-    made = Prompt(
-        keys=[name * 1_000_000 + block for block in range(blocks)],
-        units=blocks * 16 + 3,
-        layout=UniformLayout(16),
-        stream=True,
-    )
-    made.tenant = tenant
-    return made
-
-
 def test_a_flood_of_short_prompts_does_not_keep_out_a_long_one() -> None:
     """Shortest first alone would send all of the flood before it; by turns it waits for its share of them."""
     fleet = make_fleet()
@@ -279,16 +269,6 @@ def test_a_flood_of_short_prompts_does_not_keep_out_a_long_one() -> None:
     for name in range(1, 201):
         assert isinstance(fleet.submit(prompt(flood, name, 20), 0.0, context="flood"), Held)
     assert isinstance(fleet.submit(prompt(other, 999, 100), 0.0, context="other"), Held)
-    order = []
-    in_flight = [running]
-    now = 0.0
-    while in_flight:
-        now += 0.05
-        fleet.first_token(in_flight.pop(0), now)
-        for one in fleet.outbox:
-            assert one.flight is not None
-            order.append(one.context)
-            in_flight.append(one.flight)
-        fleet.outbox.clear()
+    order = sent_in_turn(fleet, running)
     assert len(order) == 201 and fleet.held == 0
     assert order.index("other") <= 12  # 1,600 tokens are four turns; so many of 320 tokens fit in those
