@@ -50,6 +50,7 @@ CARRIES = tuple(
         "service",
         "settings",
         "stream_watch",
+        "typed_stream",
         "tenancy",
         "tenant_request",
         "tries",

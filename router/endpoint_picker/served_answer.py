@@ -2,11 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from router.proxy.answer import DONE_PATHS
+from router.proxy.answer import MARKED_PATHS
 from router.proxy.booked import Booked
 from router.proxy.router_error import REPLICA_BROKEN
 from router.proxy.service import Service
 from router.proxy.stream_watch import JsonWatch, StreamWatch
+from router.proxy.typed_stream import stream_watch
 from router.routing.in_flight import Usage
 from router.routing.retry import Failure, failure_of_status
 
@@ -42,8 +43,8 @@ class ServedAnswer:
                 booked.failed(now, failure)
         elif fields.get(b"content-encoding", b"identity") == b"identity":
             stream = fields.get(b"content-type", b"").startswith(b"text/event-stream")
-            self._watch = StreamWatch() if stream else JsonWatch()
-            self._ends_marked = stream and pick.head.path in DONE_PATHS
+            self._watch = stream_watch(pick.head.path) if stream else JsonWatch()
+            self._ends_marked = stream and pick.head.path in MARKED_PATHS
 
     def continued(self, body: bytes) -> None:
         """More of its body."""

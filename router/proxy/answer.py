@@ -11,9 +11,10 @@ from router.proxy.cors import without_cors
 from router.proxy.response_head import ResponseHead
 from router.proxy.router_error import RouterError
 from router.proxy.stream_watch import JsonWatch, StreamWatch, usage_at_end
+from router.proxy.typed_stream import FORMS, TypedStreamWatch, stream_watch
 from router.routing.in_flight import Usage
 
-DONE_PATHS: Final = frozenset({b"/v1/chat/completions", b"/v1/completions"})
+MARKED_PATHS: Final = frozenset({b"/v1/chat/completions", b"/v1/completions", *FORMS})
 """Streams from there say that they are complete."""
 _NO_BODY_STATUSES: Final = frozenset({204, 304})
 
@@ -26,6 +27,7 @@ class Answer:
         "_ends_marked",
         "_framing",
         "_head",
+        "_path",
         "_payload",
         "_raw",
         "_watch",
@@ -57,7 +59,8 @@ class Answer:
         self._whole = b""
         self._raw = True
         self._chunk_again = False
-        self._ends_marked = head.event_stream and path in DONE_PATHS
+        self._path = path
+        self._ends_marked = head.event_stream and path in MARKED_PATHS
         self.until_close = False
         """The replica's close is the regular end."""
         self.reusable = head.keep_alive
@@ -83,7 +86,7 @@ class Answer:
     def _look_inside(self) -> None:
         """Prepare to read the payload, where there is something to learn or to re-frame."""
         if self._readable:
-            watch = self._watch = StreamWatch() if self._head.event_stream else JsonWatch()
+            watch = self._watch = stream_watch(self._path) if self._head.event_stream else JsonWatch()
             self._payload = watch.pieces
         elif not self._raw:
             self._payload = []
@@ -197,7 +200,10 @@ class Answer:
         watch = self._watch
         if not isinstance(watch, StreamWatch) or not watch.between_events or watch.said_done:
             return b""
-        event = b"data: %b\n\n" % error.body(request_id, detail)
+        if isinstance(watch, TypedStreamWatch) and watch.recognized:
+            event = watch.form.error_event(error, error.text(request_id, detail), watch.tail)
+        else:
+            event = b"data: %b\n\n" % error.body(request_id, detail)
         if self._chunk_again:
             return b"%x\r\n%b\r\n" % (len(event), event)
         if not self._raw:

@@ -44,11 +44,14 @@ class RouterError:
         >>> BAD_REQUEST.body("r-1")[:63]
         b'{"error":{"message":"The request is not valid HTTP/1.1 (request'
         """
-        message = f"{self.message} (request id {request_id})" if request_id else self.message
-        if detail:
-            message += f": {detail}"
+        message = self.text(request_id, detail)
         error = {"message": message, "type": self.kind, "code": self.code, "param": self.param}
         return orjson.dumps({"error": error})
+
+    def text(self, request_id: str, detail: str = "") -> str:
+        """The message with what the client may be told beyond it."""
+        message = f"{self.message} (request id {request_id})" if request_id else self.message
+        return f"{message}: {detail}" if detail else message
 
 
 BAD_REQUEST = RouterError(400, "bad_http", "The request is not valid HTTP/1.1")

@@ -11,8 +11,6 @@ import orjson
 from router.routing.in_flight import Usage
 
 TAIL_BYTES: Final = 4096
-DONE_BYTES: Final = 64
-"""The last event of a proper stream is no longer."""
 MAX_LINE_BYTES: Final = 1024 * 1024
 MAX_DATA_LINES: Final = 1024
 MAX_JSON_BYTES: Final = 1024 * 1024
@@ -22,7 +20,9 @@ MAX_COLON_BYTES: Final = 16
 TIMINGS_BYTES: Final = 1024
 """So far before a usage its timings may begin."""
 
-_DONE: Final = (b"data: [DONE]", b"data:[DONE]")
+_USUAL_DONE: Final = b"data: [DONE]\n\n"
+_DONE_BEGINS: Final = (b"data: ", b"data:")
+_LINE_ENDS: Final = (b"\n", b"\r", b"")
 _DELTA_FIELDS: Final = (
     "content",
     "reasoning_content",
@@ -101,14 +101,17 @@ class StreamWatch:
 
     @property
     def said_done(self) -> bool:
-        """``[DONE]`` was the last event."""
-        return self.tail.rstrip().endswith(b"[DONE]")
+        """``[DONE]`` was said: nothing comes after it."""
+        return says_done(self.tail)
 
     @property
     def ended_properly(self) -> bool:
         """The generation said that it was over: ``[DONE]``, a finish reason, or an error of the replica's."""
         pieces = self.pieces
-        return bool(pieces) and (says_done(pieces[-1][-DONE_BYTES:]) or says_over(self.tail))
+        if not pieces:
+            return False
+        usual = pieces[-1] == _USUAL_DONE and (len(pieces) == 1 or pieces[-2].endswith(b"\n"))
+        return usual or says_over(self.tail)
 
     def usage(self) -> Usage | None:
         """What the last event with a usage says."""
@@ -182,22 +185,48 @@ def says_done(tail: bytes) -> bool:
 
     >>> says_done(b"data: [DONE]\n\n"), says_done(b'data: {"choices":[{"text":"data: [DONE]"}]}\n\n')
     (True, False)
+    >>> says_done(b'data: {"choices":[{"text":"cut off after data: [DONE]')
+    False
     """
-    return tail.rstrip().endswith(_DONE) or any(tail.rfind(b"\n" + done) >= 0 for done in _DONE)
+    at = tail.rfind(b"[DONE]")
+    while at >= 0:
+        start = max(tail.rfind(b"\n", 0, at), tail.rfind(b"\r", 0, at)) + 1
+        if tail[start:at] in _DONE_BEGINS and tail[at + 6 : at + 7] in _LINE_ENDS:
+            return True
+        at = tail.rfind(b"[DONE]", 0, at)
+    return False
 
 
 def says_over(tail: bytes) -> bool:
-    """Whether the end of a stream has a mark that it is complete or that the replica itself failed.
+    r"""Whether the end of a stream has a mark that it is complete or that the replica itself failed.
 
-    >>> says_over(b'data: {"choices":[{"delta":{},"finish_reason": "stop"}]}\\n\\n')
+    >>> says_over(b'data: {"choices":[{"delta":{},"finish_reason": "stop"}]}\n\n')
     True
-    >>> says_over(b'data: {"choices":[{"delta":{"content":"x"},"finish_reason": null}]}\\n\\n')
+    >>> says_over(b'data: {"choices":[{"delta":{"content":"x"},"finish_reason": null}]}\n\n')
     False
     """
-    if says_done(tail) or b'"error"' in tail:
+    if says_done(tail) or says_error(tail):
         return True
     at = tail.rfind(b'"finish_reason"')
     return at >= 0 and tail[at + 15 :].lstrip(b" :")[:1] == b'"'
+
+
+def says_error(tail: bytes) -> bool:
+    r"""Whether the end of a stream tells an error of the replica's own.
+
+    >>> says_error(b'data: {"error": {"message": "engine died"}}\n\n'), says_error(b'data: {"error": null}')
+    (True, False)
+    >>> says_error(b'{"logprobs":{"content":[{"token":"error","logprob":-1.0}]}}')  # the model's word
+    False
+    """
+    at = tail.rfind(b'"error"')
+    while at >= 0:
+        after = tail[at + 7 :].lstrip()
+        told = after.startswith(b":") and not after[1:].lstrip().startswith(b"null")
+        if told or tail[:at].rstrip(b" :").endswith(b'"type"'):
+            return True
+        at = tail.rfind(b'"error"', 0, at)
+    return False
 
 
 def usage_at_end(tail: bytes) -> Usage | None:
