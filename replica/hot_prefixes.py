@@ -11,6 +11,7 @@ from hashlib import blake2b
 from typing import Any
 
 from replica.contract.block_hash import token_bytes
+from replica.contract.multimodal import multimodal_frame, multimodal_keys
 from replica.kv_cache.cache import Cache
 from replica.sequence import Sequence
 
@@ -123,4 +124,6 @@ class HotPrefixes:
     def _key(self, sequence: Sequence, tokens: int) -> Key:
         if sequence.id_block_size is not None:
             return sequence.root, sequence.block_hashes[tokens // sequence.id_block_size - 1]
-        return blake2b(sequence.root + token_bytes(sequence.token_ids[:tokens]), digest_size=16).digest()
+        images = multimodal_frame(multimodal_keys(sequence.multimodal, 0, tokens))
+        named = sequence.root + token_bytes(sequence.token_ids[:tokens]) + images
+        return blake2b(named, digest_size=16).digest()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from replica.contract.multimodal import check_items
 from replica.kv_cache.cache import Cache
 from replica.sequence import Sequence, Status
 
@@ -75,8 +76,8 @@ def check_request(sequence: Sequence, limits: SchedulerLimits, cache: Cache[Any]
     """Raise unless the sequence is new and can finish here.
 
     Raises RequestTooLong when it never could: prompt and max_tokens beyond max_model_len, or beyond the whole
-    pool. Raises ValueError for an empty prompt, max_tokens below 1, a sequence that was used before, or block
-    ids of another block size.
+    pool. Raises ValueError for an empty prompt, max_tokens below 1, a sequence that was used before, block
+    ids of another block size, or images that overlap or lie outside the prompt.
     """
     name = sequence.request_id
     if sequence.status is not Status.WAITING:
@@ -91,6 +92,8 @@ def check_request(sequence: Sequence, limits: SchedulerLimits, cache: Cache[Any]
             f"request {name}: ids name blocks of {sequence.id_block_size} tokens, "
             f"the cache has blocks of {cache.block_size}"
         )
+    if sequence.multimodal:
+        check_items(sequence.multimodal, sequence.prompt_tokens)
     if sequence.prompt_tokens + sequence.max_tokens > limits.max_model_len:
         raise RequestTooLong(sequence, limits.max_model_len, "max_model_len")
     # The last token is never fed back, so its KV needs no room.

@@ -5,6 +5,7 @@ from enum import Enum
 
 from replica.contract.block_hash import root_frame
 from replica.contract.kv_events import BlockHash
+from replica.contract.multimodal import MultimodalItem
 
 
 class Status(Enum):
@@ -45,6 +46,7 @@ class Sequence:
         "finish_reason",
         "id_block_size",
         "max_tokens",
+        "multimodal",
         "output_tokens",
         "overtaken",
         "parameters",
@@ -72,13 +74,15 @@ class Sequence:
         priority: int = 0,
         salt: str | None = None,
         adapter: str | None = None,
+        multimodal: abc.Sequence[MultimodalItem] = (),
         reads_cache: bool = True,
         parameters: object = None,
     ) -> None:
         """A request of ``prompt`` token ids (int32, 0 or more) that may generate ``max_tokens`` tokens.
 
         ``priority``: lower runs sooner. ``salt`` and ``adapter`` separate cached prefixes that must not
-        be shared. ``reads_cache=False`` recomputes the whole prompt (prompt log-probabilities need its
+        be shared; so do the images that prompt tokens stand for (``multimodal``, in order), from the first
+        that differs on. ``reads_cache=False`` recomputes the whole prompt (prompt log-probabilities need its
         logits) but still publishes it. ``parameters`` is the engine's (sampling, stop): nobody here looks.
         """
         self.request_id = request_id
@@ -90,6 +94,7 @@ class Sequence:
         self.priority = priority
         self.salt = salt
         self.adapter = adapter
+        self.multimodal = tuple(multimodal)
         self.reads_cache = reads_cache
         self.parameters = parameters
 
@@ -143,7 +148,8 @@ class Sequence:
         """A request whose content is known only as one opaque id per block (trace replay).
 
         ``block_ids[i]`` names prompt block ``i`` *with everything before it*, as Mooncake's ``hash_ids`` do;
-        ids past the last full block (``prompt_tokens // block_size``) are ignored. ``output_block_ids``
+        an image in it is part of what they name. Ids past the last full block
+        (``prompt_tokens // block_size``) are ignored. ``output_block_ids``
         name, in order, the block in which the prompt ends and the ones after it once output has filled
         them; without them generated blocks cannot be hit. Raises ValueError when a full prompt block has
         no id.
@@ -172,7 +178,14 @@ class Sequence:
         ([0, 1, 2, 3], True)
         """
         if self.id_block_size is None:
-            return Sequence(request_id, self.token_ids[:tokens], 1, salt=self.salt, adapter=self.adapter)
+            return Sequence(
+                request_id,
+                self.token_ids[:tokens],
+                1,
+                salt=self.salt,
+                adapter=self.adapter,
+                multimodal=[item for item in self.multimodal if item.offset < tokens],
+            )
         full = tokens // self.id_block_size
         return Sequence.of_blocks(
             request_id,

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from replica.contract.multimodal import MultimodalKey
+
 BlockHash = bytes | int
 """A digest, or its unsigned 64-bit form (vLLM's default on the wire), or a simulator's opaque block id."""
 
@@ -45,6 +47,23 @@ class BlocksStored:
         if self.adapter is not None and texts and texts[0] == self.adapter:
             texts = texts[1:]
         return texts[-1] if texts else None
+
+    def multimodal(self, block: int) -> tuple[MultimodalKey, ...]:
+        """Of the images that reach into the run's block number ``block``, as far as the event tells.
+
+        >>> keys = (("lora", ("cat", 1), "s"), ("lora", ("cat", -1)))
+        >>> BlocksStored((1, 2), None, (7, 8, 9, 9), 2, "lora", extra_keys=keys).multimodal(1)
+        (('cat', -1),)
+        """
+        extra = self.extra_keys[block] if self.extra_keys and block < len(self.extra_keys) else None
+        return tuple(
+            (key[0], key[1])
+            for key in extra or ()
+            if isinstance(key, tuple)
+            and len(key) == 2
+            and isinstance(key[0], str)
+            and isinstance(key[1], int)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,10 @@ def _extra_keys(wire: Iterable[Any] | None) -> tuple[ExtraKeys | None, ...] | No
     """Per-block extra keys; None when no block has any."""
     if wire is None:
         return None
-    keys = tuple(None if block is None else tuple(block) for block in wire)
+    keys = tuple(
+        None if block is None else tuple(tuple(key) if isinstance(key, list) else key for key in block)
+        for block in wire
+    )
     return keys if any(keys) else None
 
 

@@ -22,7 +22,7 @@ one token must be computed to have logits (last-token rule; here position 8 is u
 import sys
 from collections.abc import Iterable
 
-from replica.contract.block_hash import TOKEN_BYTES, raw_block_hash, root_hash, token_bytes
+from replica.contract.block_hash import block_contents, raw_block_hash, root_hash
 from replica.contract.kv_events import BlockHash, CacheEvent
 from replica.kv_cache.block import Content
 from replica.kv_cache.block_pool import BlockPool
@@ -259,16 +259,13 @@ class PrefixCache:
         done = len(sequence.block_hashes)
         if done >= full or sequence.id_block_size is not None:
             return
-        raw = token_bytes(sequence.token_ids[done * self.block_size : full * self.block_size])
-        width = self.block_size * TOKEN_BYTES
+        contents = block_contents(sequence.token_ids, self.block_size, done, full, sequence.multimodal)
         parent = sequence.chain_end or root_hash(sequence.salt, sequence.adapter)
-        raw_hash = self._raw_hash
-        hashes, contents = sequence.block_hashes, sequence.block_contents
-        for at in range(0, len(raw), width):
-            content = raw[at : at + width]
+        raw_hash, hashes = self._raw_hash, sequence.block_hashes
+        for content in contents:
             parent = raw_hash(parent, content)
             hashes.append(parent)
-            contents.append(content)
+        sequence.block_contents += contents
         sequence.chain_end = parent
 
     def _set_published(self, sequence: Sequence, blocks: int) -> None:
@@ -279,4 +276,7 @@ class PrefixCache:
     def _content(self, sequence: Sequence, index: int) -> Content:
         if sequence.id_block_size is not None:
             return sequence.block_contents[index]
-        return token_bytes(sequence.token_ids[index * self.block_size : (index + 1) * self.block_size])
+        (content,) = block_contents(
+            sequence.token_ids, self.block_size, index, index + 1, sequence.multimodal
+        )
+        return content

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from collections.abc import Sequence as Row
 
-from replica.contract.block_hash import TOKEN_BYTES, root_hash, token_bytes
+from replica.contract.block_hash import block_contents, root_hash
 from replica.contract.kv_events import BlockHash
+from replica.contract.multimodal import multimodal_keys
 from replica.kv_cache.radix_node import Unit
 from replica.sequence import Sequence
 
 RawBlockHash = Callable[[bytes, bytes], bytes]
-"""(parent digest, raw token bytes) -> digest."""
+"""(parent digest, content) -> digest."""
 
 
 def page_units(sequence: Sequence, page_tokens: int, pages: int) -> Row[Unit]:
@@ -19,16 +20,28 @@ def page_units(sequence: Sequence, page_tokens: int, pages: int) -> Row[Unit]:
     [7, 8, 9]
     >>> page_units(Sequence("a", [7, 8, 9], max_tokens=1), 2, 1)
     [b'\\x07\\x00\\x00\\x00\\x08\\x00\\x00\\x00']
+
+    Tokens that stand for an image are no units of their own:
+
+    >>> from replica.contract.multimodal import MultimodalItem
+    >>> cat = MultimodalItem("cat", 1, 1)
+    >>> page_units(Sequence("a", [7, 8, 9], max_tokens=1, multimodal=[cat]), 1, 3)
+    [7, b'\\x08\\x00\\x00\\x00\\xff\\xff\\xff\\xff multimodal 3 cat 0', 9]
     """
     if sequence.id_block_size is not None:
         return sequence.block_contents
-    if page_tokens == 1:
-        return sequence.token_ids
+    tokens, items = sequence.token_ids, sequence.multimodal
+    if page_tokens == 1 and not items:
+        return tokens
     contents = sequence.block_contents
-    if len(contents) < pages:
-        width = page_tokens * TOKEN_BYTES
-        raw = token_bytes(sequence.token_ids[len(contents) * page_tokens : pages * page_tokens])
-        contents += [raw[at : at + width] for at in range(0, len(raw), width)]
+    known = len(contents)
+    if known < pages:
+        contents += block_contents(tokens, page_tokens, known, pages, items)
+        if page_tokens == 1:
+            # As in prompts without images, so that these share what comes before the first.
+            for at in range(known, len(contents)):
+                if not multimodal_keys(items, at, at + 1):
+                    contents[at] = tokens[at]
     return contents
 
 
@@ -43,11 +56,10 @@ def event_hashes(
     if sequence.id_block_size is not None:
         return hashes[hash_pages - 1 :: hash_pages]
     if len(hashes) < count:
-        raw = token_bytes(sequence.token_ids[len(hashes) * hash_tokens : count * hash_tokens])
-        width = hash_tokens * TOKEN_BYTES
+        contents = block_contents(sequence.token_ids, hash_tokens, len(hashes), count, sequence.multimodal)
         parent = sequence.chain_end or root_hash(sequence.salt, sequence.adapter)
-        for at in range(0, len(raw), width):
-            parent = raw_hash(parent, raw[at : at + width])
+        for content in contents:
+            parent = raw_hash(parent, content)
             hashes.append(parent)
         sequence.chain_end = parent
     return hashes

@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Row
 
 from replica.contract.kv_events import BlockHash, BlocksStored, ExtraKeys
+from replica.contract.multimodal import multimodal_keys
 from replica.sequence import Sequence
 
 
@@ -38,20 +39,31 @@ def _stored(
         token_ids=tuple(sequence.token_ids[first * block_size : stop * block_size]),
         block_size=block_size,
         adapter=sequence.adapter,
-        extra_keys=_extra_keys(sequence, first, stop - first),
+        extra_keys=_extra_keys(sequence, first, stop, block_size),
     )
 
 
-def _extra_keys(sequence: Sequence, first: int, blocks: int) -> tuple[ExtraKeys | None, ...] | None:
-    """As vLLM tells them: the adapter's name with every block, the salt after it with a prompt's first.
+def _extra_keys(
+    sequence: Sequence, first: int, stop: int, block_size: int
+) -> tuple[ExtraKeys | None, ...] | None:
+    """As vLLM tells them: adapter with every block, the images in it, the salt with a prompt's first.
 
-    >>> sequence = Sequence("a", range(8), max_tokens=1, salt="s", adapter="lora")
-    >>> _extra_keys(sequence, 0, 2), _extra_keys(sequence, 2, 1)
-    ((('lora', 's'), ('lora',)), (('lora',),))
+    >>> from replica.contract.multimodal import MultimodalItem
+    >>> cat = MultimodalItem("cat", 3, 2)
+    >>> sequence = Sequence("a", range(8), max_tokens=1, salt="s", adapter="lora", multimodal=[cat])
+    >>> _extra_keys(sequence, 0, 2, 2), _extra_keys(sequence, 2, 4, 2)
+    ((('lora', 's'), ('lora', ('cat', 1))), (('lora', ('cat', -1)), ('lora',)))
     """
-    each: ExtraKeys | None = None if sequence.adapter is None else (sequence.adapter,)
+    adapter: ExtraKeys = () if sequence.adapter is None else (sequence.adapter,)
+    items = sequence.multimodal
     salted = first == 0 and sequence.salt is not None
-    if each is None and not salted:
+    if not adapter and not salted and not items:
         return None
-    head = (*(each or ()), sequence.salt) if salted else each
-    return (head, *[each] * (blocks - 1))
+    each = [adapter] * (stop - first)
+    if items:
+        for place in range(stop - first):
+            start = (first + place) * block_size
+            each[place] += multimodal_keys(items, start, start + block_size)
+    if salted:
+        each[0] += (sequence.salt,)
+    return tuple(keys or None for keys in each) if any(each) else None

@@ -9,8 +9,8 @@
              end        "E"
 
 All numbers are little-endian. The version is in the magic: an older or newer peer is not understood, and what
-it has is computed. The question holds the tokens themselves, with salt and adapter: the server finds its
-blocks as it does for a request of its own, comparing tokens, and both compute the chained hash of every
+it has is computed. The question holds the tokens themselves, with salt, adapter and images: the server finds
+its blocks as it does for a request of its own, comparing tokens, and both compute the chained hash of every
 block. A block's MAC is over fingerprint, that hash and the bytes, under the fleet's secret: KV of another
 model, another prefix, another tenant or a stranger is not taken for the one asked for. The question's MAC
 holds the server's nonce, so nobody without the secret gets KV, or learns what is cached.
@@ -19,11 +19,14 @@ holds the server's nonce, so nobody without the secret gets KV, or learns what i
 import hmac
 import json
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-MAGIC = b"wrpeer01"
+from replica.contract.multimodal import MultimodalItem, check_items
+
+MAGIC = b"wrpeer02"
 NONCE_BYTES = 16
 MAC_BYTES = 32
 GREETING_BYTES = len(MAGIC) + NONCE_BYTES
@@ -52,6 +55,8 @@ class Question:
     """Half-open ranges of block numbers, ascending."""
     tokens: bytes
     """Of the prompt up to the last block, int32."""
+    multimodal: tuple[MultimodalItem, ...] = ()
+    """Images that begin in it."""
 
     @property
     def places(self) -> list[int]:
@@ -88,6 +93,7 @@ def written_question(question: Question, nonce: bytes, key: bytes) -> bytes:
             "adapter": question.adapter,
             "block_bytes": question.block_bytes,
             "ranges": question.ranges,
+            "multimodal": [(item.identifier, item.offset, item.tokens) for item in question.multimodal],
         }
     ).encode()
     said = QUESTION.pack(MAGIC, len(head), len(question.tokens)) + head + question.tokens
@@ -119,7 +125,9 @@ def read_question(said: bytes, head_bytes: int, mac: bytes, nonce: bytes, key: b
             int(head["block_bytes"]),
             ranges,
             said[start + head_bytes :],
+            tuple(MultimodalItem(str(name), int(at), int(size)) for name, at, size in head["multimodal"]),
         )
+        check_items(question.multimodal, sys.maxsize)
     except (KeyError, TypeError, ValueError) as error:
         raise PeerError(f"a head that cannot be read: {error}") from error
     ends = [0, *(end for pair in ranges for end in pair)]

@@ -133,7 +133,12 @@ class PeerServer:
     async def _send(self, question: Question, writer: asyncio.StreamWriter) -> None:
         # One token more than asked for, as a prompt's last token is never found cached.
         prompt = Sequence(
-            "peer", [*token_ids(question.tokens), 0], 1, salt=question.salt, adapter=question.adapter
+            "peer",
+            [*token_ids(question.tokens), 0],
+            1,
+            salt=question.salt,
+            adapter=question.adapter,
+            multimodal=question.multimodal,
         )
         counters, places = self.counters, question.places
         piece = self._limits.piece_blocks(question.block_bytes, PIECE_BYTES)

@@ -31,5 +31,6 @@ class PeerReader:
             self._block_bytes,
             ranges_of(sorted(hashes)),
             token_bytes(prompt.token_ids),
+            prompt.multimodal,
         )
         return PeerCall(peer, question, hashes, self._key)

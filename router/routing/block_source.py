@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from replica.contract.kv_events import BlockHash, BlocksRemoved, BlocksStored
+from replica.contract.multimodal import MultimodalItem
 from router.routing.block_index import block_name
 from router.routing.block_naming import DEFAULT_BLOCK_TOKENS, BlockNaming, HashScheme
 from router.routing.engine_names import EngineNames
@@ -113,16 +114,18 @@ class BlockSource:
         """Hash the head of a prompt that is announced from its beginning."""
         if event.parent_hash is not None or event.adapter is not None or not event.block_hashes:
             return False
+        images = event.multimodal(0)
+        items = [MultimodalItem(name, offset, 1) for name, offset in images]
         try:
-            (name,) = self.naming.keys(event.token_ids[: event.block_size], event.salt)
+            (name,) = self.naming.keys(event.token_ids[: event.block_size], event.salt, items)
         except (TypeError, ValueError, OverflowError):
             return False
         if name == block_name(event.block_hashes[0]):
             self._verified = True
             return False
         extra = event.extra_keys[0] if event.extra_keys else None
-        if extra and (len(extra) > 1 or event.salt is None):
-            return False  # images and the like: more is hashed than the event lets us know
+        if extra and len(extra) > len(images) + (event.salt is not None):
+            return False  # embeddings and the like: more is hashed than the event lets us know
         notice(
             f"its block hashes are not {self.naming.scheme}'s (another algorithm, or a PYTHONHASHSEED that "
             "block_hash_seed does not name): they are translated through the tokens in its events"

@@ -55,10 +55,11 @@ class EngineNames:
             return [], parent
         keys = []
         try:
-            for start in range(0, len(tokens), size):
-                key = token_key(key, tokens[start : start + size])
+            for block in range(len(event.block_hashes)):
+                start = block * size
+                key = token_key(key, tokens[start : start + size], event.multimodal(block))
                 keys.append(key)
-        except (TypeError, OverflowError):  # not token ids: pairs, or beyond int32
+        except (TypeError, ValueError, OverflowError):  # not token ids: pairs, or beyond int32
             self.unnamed += 1
             return [], parent
         for value, key in zip(event.block_hashes, keys, strict=True):

@@ -41,7 +41,12 @@ MAKERS: dict[str, Callable[..., Cache[Any]]] = {
 
 def true_names(size: int) -> Callable[[Sequence], list[bytes]]:
     """Names of blocks that do not collide, whatever hash the cache was given."""
-    return lambda sequence: chain(sequence.token_ids, size, root_hash(sequence.salt, sequence.adapter))
+
+    def names(sequence: Sequence) -> list[bytes]:
+        root = root_hash(sequence.salt, sequence.adapter)
+        return chain(sequence.token_ids, size, root, items=sequence.multimodal)
+
+    return names
 
 
 def hybrid(kind: str, slots: int = 5, **settings: Any) -> Callable[..., Cache[Any]]:

@@ -1,58 +1,17 @@
-"""One contract for all caches: what the scheduler may rely on, whichever it was given."""
+"""One contract for all caches: the life of a sequence, whichever cache the scheduler was given."""
 
 import doctest
-import random
 
 import pytest
 
-from replica.contract.block_hash import chain, raw_block_hash, root_hash
-from replica.contract.kv_events import BlocksRemoved, BlocksStored, CacheCleared
 from replica.kv_cache import cache as module
-from replica.sequence import Sequence
-from tests.replica.caches import CACHES, PAGE, snapshot
-
-PREFIX = list(range(100, 120))
-"""20 tokens: 5 blocks."""
+from tests.replica.cache_steps import PREFIX, compute, hit, request, run, start, whole
+from tests.replica.caches import CACHES, snapshot
 
 
 @pytest.fixture(params=CACHES)
 def make(request):
     return CACHES[request.param]
-
-
-def request(name, tokens, **options):
-    return Sequence(name, tokens, 8, **options)
-
-
-def start(cache, sequence):
-    """Match, adopt and compute; tokens that were hit, or None when it does not fit."""
-    matched = cache.match(sequence)
-    if not cache.adopt(sequence, matched):
-        return None
-    compute(cache, sequence)
-    return len(matched) * cache.block_size
-
-
-def compute(cache, sequence, tokens=None):
-    sequence.computed_tokens = sequence.total_tokens if tokens is None else tokens
-    cache.publish(sequence)
-
-
-def run(cache, sequence):
-    """Start to end; tokens that were hit."""
-    found = start(cache, sequence)
-    cache.release(sequence)
-    return found
-
-
-def hit(cache, tokens, **options):
-    """Tokens a request that goes on after ``tokens`` would hit."""
-    return len(cache.match(request("probe", [*tokens, 1 << 30], **options))) * cache.block_size
-
-
-def whole(cache):
-    cache.check_invariants([])
-    return cache.free_blocks == cache.blocks and cache.stranded_tokens() == 0
 
 
 def test_doctests():
@@ -212,23 +171,6 @@ def test_two_who_compute_the_same_leave_one_prefix_to_hit(make):
     assert whole(cache)
 
 
-def test_salt_and_adapter_separate(make):
-    cache = make(200)
-    kinds = [
-        {},
-        {"salt": ""},
-        {"salt": "one"},
-        {"salt": "two"},
-        {"adapter": "one"},
-        {"salt": "one", "adapter": "one"},
-    ]
-    for options in kinds:
-        assert run(cache, request("cold", [*PREFIX, 1], **options)) == 0
-    for options in kinds:
-        assert run(cache, request("warm", [*PREFIX, 2], **options)) == 20
-    assert whole(cache)
-
-
 def test_prompt_log_probabilities_write_but_never_read(make):
     cache = make(64)
     assert run(cache, request("a", [*PREFIX, 1], reads_cache=False)) == 0
@@ -261,22 +203,6 @@ def test_B112_preempted_sequences_are_counted_apart(make):
     assert (counters.resumed_queried_tokens, counters.resumed_hit_tokens) == (21, 20)
 
 
-def test_what_somebody_holds_is_never_evicted(make):
-    cache = make(64)
-    a = request("a", [*PREFIX, 1])
-    start(cache, a)
-    for number in range(20):
-        assert run(cache, request(f"{number}", [number] * 40)) == 0
-        cache.check_invariants([a])
-    assert hit(cache, PREFIX) == 20
-    # 64 in all, a holds 21: 43 tokens (40 in blocks of four) and not one more.
-    most = cache.free_blocks * cache.block_size
-    b = request("b", [7] * (most + 1))
-    assert not cache.adopt(b, cache.match(b))
-    b = request("b", [8] * most)
-    assert cache.adopt(b, cache.match(b)) and cache.free_blocks == 0
-
-
 def test_hold_keeps_a_prefix_without_running_and_uncounted(make):
     cache = make(64)
     run(cache, request("a", [*PREFIX, 1]))
@@ -294,211 +220,6 @@ def test_hold_keeps_a_prefix_without_running_and_uncounted(make):
     assert whole(cache) and hit(cache, PREFIX) == 12
     run(cache, request("all", [9] * 64))
     assert hit(cache, PREFIX) == 0
-
-
-def test_a_tail_goes_before_its_head_and_the_least_recent_first(make):
-    cache = make(44)
-    run(cache, request("old", PREFIX))
-    run(cache, request("young", range(500, 520)))
-    lost = []
-    for number in range(1, 6):  # the first finds 4 tokens never used, the others evict all they need
-        run(cache, request("new", [number] * (4 * number), salt=f"{number}"))
-        lost.append((20 - hit(cache, PREFIX), 20 - hit(cache, range(500, 520))))
-    assert lost == [(0, 0), (8, 0), (20, 0), (20, 16), (20, 20)]
-
-
-def test_a_hit_makes_the_whole_prefix_young_again(make):
-    cache = make(40)
-    run(cache, request("first", PREFIX))
-    run(cache, request("second", range(500, 520)))
-    run(cache, request("first again", [*PREFIX[:16], 3]))
-    run(cache, request("new", [9] * 16))
-    assert hit(cache, PREFIX[:16]) == 16 and hit(cache, range(500, 520)) < 20
-
-
-def test_reset_only_while_nobody_holds_anything(make):
-    cache = make(64, record_events=True)
-    a = request("a", [*PREFIX, 1])
-    start(cache, a)
-    before = snapshot(cache)
-    assert cache.reset() is False and snapshot(cache) == before
-    cache.release(a)
-    cache.take_events()
-    assert cache.reset() is True and cache.take_events() == [CacheCleared()]
-    assert hit(cache, PREFIX) == 0 and whole(cache) and not list(cache.cached_hashes())
-    assert run(cache, request("b", [*PREFIX, 1])) == 0
-
-
-def test_events_name_blocks_by_their_chain(make):
-    cache = make(64, record_events=True)
-    run(cache, request("a", [*PREFIX, 1], salt="s", adapter="lora"))
-    hashes = chain(PREFIX, PAGE, root_hash("s", "lora"))
-    assert cache.take_events() == [
-        BlocksStored(
-            tuple(hashes), None, tuple(PREFIX), PAGE, "lora", extra_keys=(("lora", "s"), *[("lora",)] * 4)
-        )
-    ]
-    assert cache.take_events() == [] and set(cache.cached_hashes()) == set(hashes)
-    b = request("b", [*PREFIX, *range(8), 1], salt="s", adapter="lora")
-    run(cache, b)
-    (event,) = cache.take_events()
-    assert event.block_hashes == tuple(chain([*PREFIX, *range(8)], PAGE, root_hash("s", "lora"))[5:])
-    assert (event.parent_hash, event.token_ids) == (hashes[-1], tuple(range(8)))
-    run(cache, request("all", [9] * 64))
-    removed, stored = cache.take_events()
-    assert isinstance(removed, BlocksRemoved) and isinstance(stored, BlocksStored)
-    assert set(removed.block_hashes) == {*hashes, *event.block_hashes}
-    assert len(removed.block_hashes) == 7  # each once
-    # No block went before one that continues it.
-    assert list(removed.block_hashes) == [*event.block_hashes[::-1], *hashes[::-1]]
-
-
-def test_chunks_are_told_as_they_are_computed(make):
-    cache = make(64, record_events=True)
-    a = request("a", PREFIX)
-    cache.adopt(a, cache.match(a))
-    told = []
-    for tokens in (3, 6, 15, 20):
-        compute(cache, a, tokens)
-        told.append([len(event.block_hashes) for event in cache.take_events()])
-    assert told == [[], [1], [2], [2]]
-
-
-def test_two_texts_that_part_inside_a_block(make):
-    cache = make(64, record_events=True)
-    run(cache, request("a", [1, 2, 3, 4, 5, 6, 7, 8, 0]))
-    run(cache, request("b", [1, 2, 3, 4, 5, 6, 9, 9, 0]))
-    first, second = cache.take_events()
-    root = root_hash()
-    assert first.block_hashes == tuple(chain([1, 2, 3, 4, 5, 6, 7, 8], PAGE, root))
-    assert second.block_hashes == tuple(chain([1, 2, 3, 4, 5, 6, 9, 9], PAGE, root)[1:])
-    assert (second.parent_hash, second.token_ids) == (first.block_hashes[0], (5, 6, 9, 9))
-    # The finer page shares the two tokens of a block that belong to both.
-    found = len(cache.match(request("c", [1, 2, 3, 4, 5, 6, 0]))) * cache.block_size
-    assert found == (6 if cache.block_size == 1 else 4)
-    assert whole(cache)
-
-
-def test_evictions_name_memory_that_still_holds_the_block(make):
-    cache = make(64, record_evictions=True)
-    memory: dict[tuple[int, int], int] = {}
-
-    def write(sequence, first):
-        for position in range(first, sequence.total_tokens):
-            block = sequence.block_table[position // cache.block_size]
-            memory[block, position % cache.block_size] = sequence.token_ids[position]
-
-    texts = {}
-    for name, tokens in (("a", [*PREFIX, 1]), ("b", [*PREFIX[:10], *range(300, 312)]), ("c", range(60))):
-        sequence = request(name, tokens)
-        assert cache.adopt(sequence, cache.match(sequence))
-        for evicted in cache.take_evictions():  # before anything is written
-            there = [memory[block, i] for block in evicted.blocks for i in range(cache.block_size)]
-            assert there == texts.pop(evicted.block_hash)
-        write(sequence, sequence.computed_tokens)
-        compute(cache, sequence)
-        cache.release(sequence)
-        for at, block_hash in enumerate(chain(tokens, PAGE, root_hash())):
-            texts[block_hash] = list(tokens[at * PAGE : (at + 1) * PAGE])
-    assert set(texts) == set(cache.cached_hashes())
-
-
-def test_block_hashes_are_the_contract_s_chain(make):
-    cache = make(64, record_events=True)
-    a = request("a", PREFIX[:10], salt="s")
-    assert list(cache.block_hashes(a)) == chain(PREFIX[:10], PAGE, root_hash("s"))[: 10 // cache.hash_tokens]
-    assert cache.hash_tokens == PAGE
-    start(cache, a)
-    a.token_ids += PREFIX[10:]
-    a.output_tokens = 10
-    assert list(cache.block_hashes(a)) == chain(PREFIX, PAGE, root_hash("s"))
-    cache.extend(a)
-    compute(cache, a)
-    told = [block_hash for event in cache.take_events() for block_hash in event.block_hashes]
-    assert told == list(cache.block_hashes(a))
-    size = cache.block_size
-    ids = Sequence.of_blocks("b", range(1, 9), 8 * size, 1, block_size=size)
-    assert list(cache.block_hashes(ids)) == list(range(1, 9))[PAGE // size - 1 :: PAGE // size]
-
-
-def test_nothing_is_recorded_unless_asked_for(make):
-    cache = make(16)
-    for number in range(5):
-        run(cache, request(f"{number}", [number] * 16))
-    assert cache.take_events() == [] and cache.take_evictions() == []
-
-
-def blocks(name, ids, prompt_tokens, **options):
-    return Sequence.of_blocks(name, ids, prompt_tokens, 64, block_size=PAGE, **options)
-
-
-@pytest.mark.parametrize("kind", ["blocks", "radix"])
-def test_opaque_ids_follow_the_same_rules(kind):
-    cache = CACHES[kind](80, record_events=True)
-    a = blocks("a", [7, 8, 9], 10)  # the id of the partial block is ignored
-    assert start(cache, a) == 0
-    assert cache.take_events() == [BlocksStored((7, 8), None, (), PAGE)]
-    for ids, tokens, found, options in (
-        ([7, 8, 10], 12, 8, {}),
-        ([7, 11], 9, 4, {}),
-        ([7, 8], 8, 4, {}),  # last-token rule
-        ([7, 8], 9, 0, {"salt": "s"}),
-        ([8], 5, 0, {}),  # known, but under another parent
-    ):
-        b = blocks("b", ids, tokens, **options)
-        assert len(cache.match(b)) * PAGE == found and run(cache, b) == found
-        cache.check_invariants([a])
-    cache.release(a)
-    assert whole(cache)
-
-
-@pytest.mark.parametrize("kind", ["blocks", "radix"])
-def test_ids_can_name_generated_blocks(kind):
-    cache = CACHES[kind](80)
-    a, c = blocks("a", [7], 5, output_block_ids=[100, 101]), blocks("c", [50], 5)
-    for sequence in (a, c):
-        start(cache, sequence)
-        sequence.output_tokens = 9  # 14 tokens: three blocks and two tokens
-        assert cache.extend(sequence)
-        compute(cache, sequence)
-        cache.check_invariants([a, c][: 1 + (sequence is c)])
-    assert run(cache, blocks("b", [7, 100, 101, 5], 16)) == 12
-    assert c.published_blocks == 1  # a generated block without a name is never published
-
-
-def test_tokens_and_ids_never_meet(make):
-    cache = make(80)
-    run(cache, request("a", [0, 1, 2, 3, 4]))
-    probe = Sequence.of_blocks("b", [0, 1], 2 * cache.block_size, 1, block_size=cache.block_size)
-    assert len(cache.match(probe)) == 0
-
-
-def one_bit(parent, raw):
-    return bytes([raw_block_hash(parent, raw)[0] & 1])
-
-
-def test_a_colliding_hash_hands_out_nothing_wrong(make):
-    cache = make(400, raw_hash=one_bit, record_events=True)
-    held = []
-    for first in range(4):
-        for second in range(4):
-            sequence = request(f"{first}{second}", [first] * 4 + [second] * 4 + [9])
-            found = start(cache, sequence)
-            assert found == (4 if second else 0), (
-                "shared by those with the same first block, and only by them"
-            )
-            held.append(sequence)
-    cache.check_invariants(held)
-    for sequence in held:
-        again = request("again", [*sequence.token_ids])
-        assert start(cache, again) == 8
-        assert again.block_table[: 8 // cache.block_size] == sequence.block_table[: 8 // cache.block_size]
-        cache.release(again)
-    told = {}
-    for event in cache.take_events():
-        for block_hash in event.block_hashes:
-            told[block_hash] = told.get(block_hash, 0) + 1
-    assert told == dict.fromkeys(cache.cached_hashes(), 1)
 
 
 @pytest.mark.parametrize(
@@ -545,26 +266,3 @@ def test_check_invariants_finds_damage(make):
     damaged(lambda cache, a, b: setattr(a, "root", b"another"))
     damaged(lambda cache, a, b: setattr(a, "published_blocks", 2))
     damaged(lambda cache, a, b: setattr(a, "block_table", []))
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_random_traffic_strands_nothing_and_leaks_nothing(make, seed):
-    rng = random.Random(seed)
-    cache = make(96)
-    running: list[Sequence] = []
-    seen_hits = 0
-    for number in range(400):
-        while running and (len(running) > 3 or rng.random() < 0.4):
-            cache.release(running.pop(rng.randrange(len(running))))
-        tokens = [*PREFIX[: rng.randrange(21)], *[rng.randrange(3) for _ in range(rng.randrange(1, 9))]]
-        sequence = request(f"{number}", tokens, salt=rng.choice([None, "x"]))
-        found = start(cache, sequence)
-        if found is not None:
-            running.append(sequence)
-            seen_hits += found
-        assert cache.stranded_tokens() == 0
-        cache.check_invariants(running)
-    assert seen_hits > 1_000
-    for sequence in running:
-        cache.release(sequence)
-    assert whole(cache)

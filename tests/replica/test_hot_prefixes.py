@@ -8,8 +8,8 @@ from replica import hot_prefixes as module
 from replica.hot_prefixes import AGE_AFTER, MOST_COUNTED, HotPrefixes
 from replica.scheduler import Scheduler, SchedulerLimits
 from replica.sequence import Sequence
+from tests.replica.cache_steps import compute, hit, run
 from tests.replica.caches import CACHES
-from tests.replica.test_cache_contract import compute, hit, run
 from tests.replica.test_scheduler import add, names
 from tests.replica.toy_engine import ToyEngine, expected_output
 

@@ -18,7 +18,7 @@ from replica.kv_cache.eviction_order import eviction_order
 from replica.kv_cache.prefix_cache import PrefixCache
 from replica.kv_cache.radix_cache import RadixCache
 from replica.sequence import Sequence
-from tests.replica.test_cache_contract import compute, hit, request, run, start, whole
+from tests.replica.cache_steps import compute, hit, request, run, start, whole
 
 
 def test_doctests():

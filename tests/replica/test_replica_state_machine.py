@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from replica.contract.block_hash import raw_block_hash
 from replica.contract.kv_events import BlocksRemoved, BlocksStored, CacheCleared
+from replica.contract.multimodal import MultimodalItem
 from replica.hot_prefixes import HotPrefixes
 from replica.scheduler import RequestTooLong, Scheduler, SchedulerLimits
 from replica.sequence import Sequence, Status
@@ -89,12 +90,29 @@ class ReplicaLife(RuleBasedStateMachine):
         priority=st.sampled_from([0, 0, 0, 1, -1]),
         salt=st.sampled_from([None, None, "x", "y"]),
         adapter=st.sampled_from([None, None, None, "x"]),
+        image=st.sampled_from([None, None, "cat", "dog"]),
+        image_at=st.integers(0, 9),
         reads_cache=st.sampled_from([True, True, True, False]),
         copies=st.integers(1, 3),
     )
-    def request(self, common, which, own, max_tokens, priority, salt, adapter, reads_cache, copies):
+    def request(
+        self,
+        common,
+        which,
+        own,
+        max_tokens,
+        priority,
+        salt,
+        adapter,
+        image,
+        image_at,
+        reads_cache,
+        copies,
+    ):
         prompt = [which, *[0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2][:common], *own]
-        options = {"salt": salt, "adapter": adapter}
+        shown = image is not None and image_at + 3 <= len(prompt)
+        images = (MultimodalItem(image, image_at, 3),) if shown else ()
+        options = {"salt": salt, "adapter": adapter, "multimodal": images}
         for _ in range(copies):
             self.count += 1
             sequence = Sequence(
@@ -213,7 +231,9 @@ class ReplicaLife(RuleBasedStateMachine):
         for _ in range(rounds):
             own = [rng.randrange(3) for _ in range(rng.randrange(4))]
             salt = rng.choice([None, None, None, None, "x"])
-            self.request(stem, 0, own, rng.randrange(1, 12), rng.choice([0, 0, 1]), salt, None, True, 1)
+            image, priority = rng.choice([None, None, "cat", "dog"]), rng.choice([0, 0, 1])
+            at = rng.randrange(4)
+            self.request(stem, 0, own, rng.randrange(1, 12), priority, salt, None, image, at, True, 1)
             for _ in range(rng.randrange(1, 4)):
                 self.schedule()
                 if rng.random() < 0.05 and self.live:

@@ -6,7 +6,7 @@ import pytest
 
 from replica.kv_cache.prefix_cache import PrefixCache
 from replica.kv_cache.radix_cache import RadixCache
-from tests.replica.test_cache_contract import request, start
+from tests.replica.cache_steps import request, start
 
 CAPACITY = 2_048
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from hashlib import sha256
+from typing import Any
 
 from replica.batch import Batch
 from replica.kv_cache.hybrid_cache import HybridCache
@@ -14,8 +15,9 @@ VOCABULARY = 7
 
 
 def prefix_name(sequence: Sequence, tokens: int) -> bytes:
-    """What KV at position ``tokens - 1`` depends on: every token up to there, salt and adapter."""
-    return repr((sequence.salt, sequence.adapter, sequence.token_ids[:tokens])).encode()
+    """What KV at position ``tokens - 1`` depends on: tokens and images up to there, salt and adapter."""
+    images = [(item.identifier, item.offset) for item in sequence.multimodal if item.offset < tokens]
+    return repr((sequence.salt, sequence.adapter, sequence.token_ids[:tokens], images)).encode()
 
 
 def next_token(sequence: Sequence, tokens: int) -> int:
@@ -23,7 +25,7 @@ def next_token(sequence: Sequence, tokens: int) -> int:
     return sha256(prefix_name(sequence, tokens)).digest()[0] % VOCABULARY
 
 
-def expected_output(prompt: list[int], max_tokens: int, **options: str | None) -> list[int]:
+def expected_output(prompt: list[int], max_tokens: int, **options: Any) -> list[int]:
     """What a fresh engine without cache, batching or preemption would generate."""
     sequence = Sequence("expected", prompt, max_tokens, **options)
     for _ in range(max_tokens):
