@@ -96,7 +96,8 @@ class TimeoutsConfig(Section):
 
     connect_s: PositiveFloat = 3.0
     first_byte_s: PositiveFloat = 900.0
-    """From the request's last byte to the answer's first byte, which comes with the last if not streamed."""
+    """From the request's last byte to the answer's first byte, which comes with the last if not streamed; of
+    a stream to its first token, if that is longer than ``idle_s``: some engines send the head at once."""
     idle_s: PositiveFloat = 120.0
     """Between two pieces of the answer."""
     total_s: PositiveFloat | None = None
@@ -137,6 +138,11 @@ class HealthConfig(Section):
     probe_failures_to_eject: PositiveInt = 2
     backoff_s: PositiveFloat = 1.0
     max_backoff_s: PositiveFloat = 30.0
+    silent_after_s: PositiveFloat | None = 30.0
+    """A replica that answers probes and produces nothing for so long, while others do, is ejected; null:
+    never."""
+    silent_factor: Annotated[float, Field(ge=1)] = 5.0
+    """And for so many times as long as was predicted for what it has to do."""
 
 
 class HoldConfig(Section):

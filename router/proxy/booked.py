@@ -38,6 +38,12 @@ class Booked:
         if self._flight is not None:
             self._service.fleet.progressed(self._flight, now)
 
+    def still_waits(self, now: float) -> None:
+        """There is no byte of content yet."""
+        flight = self._flight
+        if flight is not None and self._service.fleet.still_waits(flight, now):
+            self._service.found_silent(flight, now)
+
     def finished(self, now: float, usage: Usage | None) -> None:
         """The answer was passed on whole. The caller sends what is released by it."""
         self._computed(now)

@@ -113,6 +113,10 @@ class RouterCollector(Collector):
             for name, text in (
                 ("up", "1 while the replica may take new work."),
                 ("ejected", "1 while the replica is ejected."),
+                (
+                    "silent",
+                    "1 while it has been ejected for producing nothing and has produced nothing since.",
+                ),
                 ("held", "Requests that wait in the router for this replica."),
                 ("queued", "Requests sent that have shown no first token."),
                 ("decoding", "Requests past their first token."),
@@ -136,6 +140,7 @@ class RouterCollector(Collector):
             for name, value in (
                 ("up", float(replica.usable)),
                 ("ejected", float(replica.health.state is HealthState.EJECTED)),
+                ("silent", float(replica.health.silent_at is not None)),
                 ("held", replica.held.own),
                 ("queued", replica.ledger.queued),
                 ("decoding", replica.ledger.decoding),

@@ -63,6 +63,8 @@ def fleet_settings(config: RouterConfig) -> FleetSettings:
             probe_failures_to_eject=health.probe_failures_to_eject,
             backoff_s=health.backoff_s,
             max_backoff_s=health.max_backoff_s,
+            silent_after_s=health.silent_after_s,
+            silent_factor=health.silent_factor,
         ),
     )
 

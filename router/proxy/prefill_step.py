@@ -89,6 +89,7 @@ class PrefillStep(Asker):
         elif waited_s > settings.first_byte_s:
             self._failed(Failure.FIRST_BYTE_TIMEOUT, "time-out")
         else:
+            attempt.still_waits(now)
             return False
         return True
 

@@ -120,7 +120,9 @@ class Prober:
                 asked.set_result(None)
             if after is not logged:  # by this probe, or by requests since the last one
                 logged = after
-                if after is HealthState.EJECTED:
+                if after is HealthState.EJECTED and replica.health.silent_at is not None:
+                    pass  # whoever found it silent logged that
+                elif after is HealthState.EJECTED:
                     log.warning("replica %s is ejected: %s", replica.name, failure or "its requests failed")
                 else:
                     log.info("replica %s is %s", replica.name, after.value)

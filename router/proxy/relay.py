@@ -7,7 +7,7 @@ from router.proxy.attempt import Attempt
 from router.proxy.body_framing import FramingError
 from router.proxy.replica_connection import ReplicaConnection
 from router.proxy.response_head import ResponseHead
-from router.proxy.router_error import IDLE_TIMEOUT, REPLICA_BROKEN, RouterError
+from router.proxy.router_error import FIRST_BYTE_TIMEOUT, IDLE_TIMEOUT, REPLICA_BROKEN, RouterError
 from router.proxy.service import Service
 from router.routing.in_flight import Usage
 from router.routing.retry import Failure
@@ -178,14 +178,19 @@ class Relay:
 
     def stalled(self, now: float) -> bool:
         """Look whether the answer still moves. True if it does not, and was broken off."""
-        idle_s = self._exchange.settings.idle_s
+        settings = self._exchange.settings
+        limit_s, limit = settings.idle_s, IDLE_TIMEOUT
+        if self._unseen_token:
+            if settings.first_byte_s > limit_s:  # a head alone, or who will speak, is no answer yet
+                limit_s, limit = settings.first_byte_s, FIRST_BYTE_TIMEOUT
+            self._attempt.still_waits(now)
         if self._moved or self._client.write_paused:
             if self._moved:
                 self._attempt.progressed(now)
             self._moved = False
             self._moved_at = now
-        elif now - self._moved_at > idle_s:
-            self.broken(IDLE_TIMEOUT.at(idle_s), "time-out")
+        elif now - self._moved_at > limit_s:
+            self.broken(limit.at(limit_s), "time-out")
             return True
         elif self._attempt.lost:
             self.broken(REPLICA_BROKEN, "it answers nobody and was removed")

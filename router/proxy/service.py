@@ -20,7 +20,7 @@ from router.proxy.tenancy import Tenancy
 from router.routing.decision import Decision, Reason
 from router.routing.fleet import Fleet
 from router.routing.hold_queue import Held
-from router.routing.in_flight import Usage
+from router.routing.in_flight import InFlight, Usage
 from router.routing.kv_route import KvPull
 from router.routing.replica_state import ReplicaState
 from router.routing.retry import RetryBudget, RetrySettings
@@ -114,6 +114,16 @@ class Service:
         )
         if retries != self._retries:  # else what is saved up stays
             self._retries, self.budget = retries, RetryBudget(retries)
+
+    def found_silent(self, flight: InFlight, now: float) -> None:
+        """The replica of ``flight`` was ejected because it produces nothing."""
+        logger.warning(
+            "replica %s is ejected: it answers probes, but has produced nothing for %.0f s, though requests "
+            "wait there and other replicas produce (health.silent_after_s)",
+            flight.replica.name,
+            now - max(flight.sent_at, flight.replica.progress_at),
+        )
+        self.send_released(now)
 
     def send_released(self, now: float) -> None:
         """An event may have made room on a replica: requests that were held for it go out now."""

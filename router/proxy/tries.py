@@ -109,6 +109,7 @@ class Tries:
             if waited_s > limit_s:
                 self.failed(Failure.FIRST_BYTE_TIMEOUT, FIRST_BYTE_TIMEOUT.at(limit_s), "time-out")
                 return True
+            attempt.still_waits(now)
         elif waited_s > settings.connect_s:
             self.failed(Failure.CONNECT, CONNECT_TIMEOUT.at(settings.connect_s), "time-out")
             return True

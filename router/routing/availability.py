@@ -3,10 +3,12 @@
 from router.routing.cache_beliefs import CacheBeliefs
 from router.routing.health import HealthState
 from router.routing.holding import Holding
+from router.routing.in_flight import InFlight
 from router.routing.journal import Journal
 from router.routing.replica_state import ReplicaState
 from router.routing.retry import Failure
 from router.routing.roster import Roster
+from router.routing.silence import Silence
 
 _BLAMELESS = (Failure.BUSY, Failure.SILENT, Failure.NO_SOCKET)
 """Busy is not broken, silence was told by probes, and what this router lacks says nothing of the replica."""
@@ -15,19 +17,23 @@ _BLAMELESS = (Failure.BUSY, Failure.SILENT, Failure.NO_SOCKET)
 class Availability:
     """Owned by the fleet. Moves ``health`` and ``draining``; the roster and the holding hear of it."""
 
-    __slots__ = ("_caches", "_holding", "_replicas", "journal")
+    __slots__ = ("_caches", "_holding", "_replicas", "_silence", "journal")
 
-    def __init__(self, replicas: Roster, caches: CacheBeliefs, holding: Holding) -> None:
+    def __init__(self, replicas: Roster, caches: CacheBeliefs, holding: Holding, silence: Silence) -> None:
         self._replicas = replicas
         self._caches = caches
         self._holding = holding
+        self._silence = silence
         self.journal: Journal | None = None
 
     def request_succeeded(self, replica: ReplicaState) -> None:
         """It answered a request, if only to refuse it."""
-        if replica.health.state is not HealthState.HEALTHY:
+        health = replica.health
+        if health.state is not HealthState.HEALTHY:
+            if health.silent_at is not None and replica.progress_at <= health.silent_at:
+                return  # what its server refuses does not show that the engine works
             self._replicas.changed()
-        replica.health.request_succeeded()
+        health.request_succeeded()
 
     def request_failed(self, replica: ReplicaState, now: float, failure: Failure) -> None:
         """A request failed there by the replica's fault."""
@@ -39,12 +45,25 @@ class Availability:
             replica.health.request_failed(now)
         self._may_be_ejected(replica, before, now)
 
+    def still_waits(self, flight: InFlight, now: float) -> bool:
+        """See ``Fleet.still_waits``."""
+        replica = flight.replica
+        before = replica.health.state
+        if before is HealthState.EJECTED or not self._silence.shown_by(flight, now):
+            return False
+        replica.health.found_silent(now)
+        self._may_be_ejected(replica, before, now)
+        return True
+
     def probe_succeeded(self, replica: ReplicaState, now: float) -> None:
         """It answered its probe."""
         replica.probed = True
-        before = replica.health.state
-        replica.health.probe_succeeded(now)
-        if replica.health.state is not before:
+        health = replica.health
+        before, silent_at = health.state, health.silent_at
+        if silent_at is not None and replica.progress_at > silent_at:
+            health.broke_silence()
+        health.probe_succeeded(now)
+        if health.state is not before:
             self._replicas.changed()
 
     def probe_failed(

@@ -33,6 +33,7 @@ from router.routing.replica_state import ReplicaSpec, ReplicaState
 from router.routing.retry import Failure
 from router.routing.roster import Roster
 from router.routing.shortlist import Shortlist
+from router.routing.silence import Silence
 from router.routing.tenant_book import TenantBook
 from router.routing.traffic import Traffic
 from router.routing.usage_lessons import UsageLessons
@@ -85,7 +86,7 @@ class Fleet:
             settings.slo_ttft_s,
             guards=settings.guard_caches,
         )
-        self._availability = Availability(roster, caches, self._holding)
+        self._availability = Availability(roster, caches, self._holding, Silence(roster, self.speed, traffic))
         self._membership = Membership(roster, caches, self.speed, shortlist, self._availability, settings)
         for spec in specs:
             self._membership.founded(spec)
@@ -236,6 +237,13 @@ class Fleet:
     def progressed(flight: InFlight, now: float) -> None:
         """More of the answer came lately. Need not be told of every event."""
         flight.replica.progress_at = now
+
+    def still_waits(self, flight: InFlight, now: float) -> bool:
+        """``flight`` was sent a while ago and has no byte of content. True if its replica is now ejected:
+
+        it produces nothing for anybody (``silence.py``). Tell it every second or so.
+        """
+        return self._availability.still_waits(flight, now)
 
     def finished(self, flight: InFlight, now: float, usage: Usage | None = None) -> None:
         """The last byte was passed on. Learns from ``usage`` and from how long it took."""

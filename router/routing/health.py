@@ -5,6 +5,8 @@
 ``suspect``   failed lately, not often enough to be ejected; used.
 ``ejected``   not used until its back-off ends and a probe succeeds; dead on start-up counts as this.
 ``probation`` back, one request at a time until one succeeds.
+A replica that is ``silent`` is ejected, too, though it answers its probes; it is healthy again as soon as it
+produces something.
 Draining is the operator's wish and stands beside this: no new work, what runs may finish.
 """
 
@@ -33,6 +35,10 @@ class HealthSettings:
     backoff_s: float = 1.0
     """First ejection lasts at least this long; doubled each time in a row."""
     max_backoff_s: float = 30.0
+    silent_after_s: float | None = 30.0
+    """A request that waits for its first byte so long may show that the replica hangs; ``None``: never."""
+    silent_factor: float = 5.0
+    """If it also waits so many times as long as predicted."""
 
 
 class Health:
@@ -57,6 +63,7 @@ class Health:
         "_failures",
         "_probe_failures",
         "settings",
+        "silent_at",
         "state",
         "unreachable",
     )
@@ -66,6 +73,8 @@ class Health:
         self.state = state
         self.unreachable = False
         """Ejected because nobody was there to answer; what was sent there will hardly be answered, either."""
+        self.silent_at: float | None = None
+        """When it was last ejected because it produced nothing; ``None``: it produced something since."""
         self._failures = 0
         self._probe_failures = 0
         self._ejections = 0
@@ -78,6 +87,7 @@ class Health:
             self._ejections = 0
             if self.state is not HealthState.EJECTED:
                 self.state = HealthState.HEALTHY
+                self.silent_at = None
 
     def request_failed(self, now: float) -> None:
         """A request failed by the replica's fault: 5xx, broken transfer, no first byte in time."""
@@ -87,6 +97,17 @@ class Health:
             self._eject(now)
         elif self.state is HealthState.HEALTHY:
             self.state = HealthState.SUSPECT
+
+    def found_silent(self, now: float) -> None:
+        """It answers, and has produced nothing for too long."""
+        self._eject(now)
+        self.silent_at = now
+
+    def broke_silence(self) -> None:
+        """It was found silent, answers its probes, and has produced something since."""
+        self.silent_at = None
+        self._failures = self._ejections = 0
+        self.state = HealthState.HEALTHY
 
     def doubted(self) -> None:
         """Another router ejected the replica. It may be that router's network: one failure here decides."""
@@ -122,6 +143,7 @@ class Health:
         settings = self.settings
         if self.state is not HealthState.EJECTED:
             self._ejections += 1
+        self.silent_at = None
         self.state = HealthState.EJECTED
         backoff = settings.backoff_s * 2.0 ** min(10, self._ejections - 1)
         self._ejected_until = now + min(settings.max_backoff_s, backoff)

@@ -59,7 +59,7 @@ def test_B038_idle_timeout_in_a_stream() -> None:
 def test_B038_idle_timeout_after_the_headers_and_in_a_json_body() -> None:
     async def scenario(rig: Rig) -> None:
         rig.replica.default = [Send(STREAM_HEAD), Hang()]
-        assert b'"code":"idle_timeout"' in (await rig.ask(CHAT_STREAM)).body
+        assert b'"code":"idle_timeout"' in (await rig.ask({"input": "x"})).body
         rig.replica.default = [
             Send(head(content_length="99", content_type="application/json") + b"{"),
             Hang(),
@@ -68,6 +68,24 @@ def test_B038_idle_timeout_after_the_headers_and_in_a_json_body() -> None:
         assert (answer.whole, answer.body) == (False, b"{")
 
     with_rig(scenario, timeouts={"idle_s": 0.15})
+
+
+@pytest.mark.parametrize("sent", [b"", chunk(delta("", role="assistant"))], ids=["head", "role"])
+def test_B038_a_stream_has_as_long_for_its_first_token_as_any_answer(sent: bytes) -> None:
+    """vLLM sends the head of a stream at once: a long prefill is no silence between two pieces."""
+
+    async def scenario(rig: Rig) -> None:
+        gate = asyncio.Event()
+        rig.replica.plans.append(
+            [Send(STREAM_HEAD + sent), Wait(gate), Send(chunk(delta("a")) + chunk(DONE_EVENT) + LAST_CHUNK)]
+        )
+        asyncio.get_running_loop().call_later(0.3, gate.set)
+        assert (await rig.ask(CHAT_STREAM)).whole
+        rig.replica.plans.append([Send(STREAM_HEAD + sent), Hang()])
+        answer = await rig.ask(CHAT_STREAM)
+        assert not answer.whole and b'"code":"first_byte_timeout"' in answer.body
+
+    with_rig(scenario, timeouts={"idle_s": 0.1, "first_byte_s": 0.6})
 
 
 def test_B018_progress_is_not_cut_by_the_other_limits() -> None:
