@@ -31,11 +31,27 @@ class WriteBudget:
         self._level = self._burst_bytes
         self._at = now
 
+    @property
+    def burst_bytes(self) -> float:
+        """The most that may be written at once."""
+        return self._burst_bytes
+
+    def refilled(self, left_bytes: float, seconds: float) -> float:
+        """What ``left_bytes`` have become so much later; a clock that went back refills nothing."""
+        return min(self._burst_bytes, left_bytes + self._rate * max(0.0, seconds))
+
+    def left(self, now: float) -> float:
+        """Bytes that may be written now."""
+        return self.refilled(self._level, now - self._at)
+
+    def resume(self, left_bytes: float, now: float) -> None:
+        """Go on with what an earlier process left."""
+        self._level, self._at = self.refilled(left_bytes, 0.0), now
+
     def take(self, size_bytes: int, now: float) -> bool:
         """Spend ``size_bytes`` if there are so many; False: nothing spent, do not write."""
         if self.limited:
-            self._level = min(self._burst_bytes, self._level + self._rate * max(0.0, now - self._at))
-            self._at = max(self._at, now)
+            self._level, self._at = self.left(now), max(self._at, now)
             if size_bytes > self._level:
                 return False
             self._level -= size_bytes

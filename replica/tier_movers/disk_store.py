@@ -1,6 +1,7 @@
 """KV blocks as files: one file per block, written whole or not at all, checked whenever it is read.
 
     FOLDER/lock                                   one process at a time
+    FOLDER/budget                                 what is left of the day's writes, as another process left it
     FOLDER/kv-FINGERPRINT/BLOCK HASH IN HEX       header, then the block's bytes
 
 Of other fingerprints (other weights, other block size) nothing is kept. Nothing is flushed to the platter: a
@@ -17,6 +18,7 @@ MAGIC = b"wrkv0001"
 _HEADER = struct.Struct("<8s32sQI")
 """Magic, block hash, length of the bytes, their CRC-32."""
 UNFINISHED = ".part"
+MOST_BUDGET_BYTES = 1_024
 
 
 class CorruptBlock(Exception):
@@ -30,6 +32,7 @@ class DiskStore:
         """Makes ``folder`` if need be. Raises OSError when it cannot be used or another process uses it."""
         self.block_bytes = block_bytes
         self._folder = folder / f"kv-{fingerprint}"
+        self._budget = folder / "budget"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = (folder / "lock").open("w")
         try:
@@ -93,6 +96,22 @@ class DiskStore:
         if header != (MAGIC, block_hash, self.block_bytes, found) or checksum not in (None, found):
             raise CorruptBlock(f"block {block_hash.hex()}: its bytes are not those that were written")
         return payload
+
+    def budget_record(self) -> bytes | None:
+        """What ``keep_budget`` kept, of whatever fingerprint; empty if it cannot be read, None if never."""
+        try:
+            with self._budget.open("rb") as file:
+                return file.read(MOST_BUDGET_BYTES)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            return b""
+
+    def keep_budget(self, record: bytes) -> None:
+        """Keep a record in place of the one before. Raises OSError, leaving that one, when that fails."""
+        unfinished = self._budget.with_suffix(UNFINISHED)
+        unfinished.write_bytes(record)
+        unfinished.replace(self._budget)
 
     def delete(self, block_hash: bytes) -> None:
         """Delete a block's file, if it is there. Raises OSError when the disk fails."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Row
 from replica.batch import Batch
 from replica.contract.kv_events import CacheEvent
 from replica.engine_limits import EngineLimits, TierLimits
+from replica.kv_cache.kept_budget import KeptBudget
 from replica.kv_cache.tier_settings import TierCounters, TierSettings
 from replica.kv_cache.tier_transport import Fetch, FetchResult, PeerOffer, Trouble
 from replica.kv_cache.tiers import Tiers
@@ -49,13 +50,14 @@ class EngineTiers:
             self.fingerprint = fingerprint(
                 model, limits.block_size, batch_invariant=limits.batch_invariant, kv_int8=limits.kv_int8
             )
-        disk = None
+        disk, budget = None, None
         if tiers.disk_folder is not None:
             disk = DiskStore(tiers.disk_folder, self.fingerprint, settings.block_bytes)
+            budget = KeptBudget(self._tiers.budget, disk.budget_record(), time.monotonic(), time.time())
         peers = None
         if tiers.peers is not None:
             peers = PeerReader(self.fingerprint, tiers.peers.key, settings.block_bytes)
-        self._mover = TorchMover(self._tiers, kv, scheduler.loads, disk, self._fetched, peers)
+        self._mover = TorchMover(self._tiers, kv, scheduler.loads, disk, self._fetched, peers, budget)
         self._lending = Lending(scheduler.cache, kv, self._mover.on_host)
         self._asks_peers = peers is not None
         self._waiting: dict[int, Sequence] = {}

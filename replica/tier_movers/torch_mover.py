@@ -16,6 +16,7 @@ import torch
 
 from replica.contract.kv_events import BlockHash
 from replica.kv_cache.fetch_plan import Tier
+from replica.kv_cache.kept_budget import KeptBudget
 from replica.kv_cache.tier_transport import Drop, Fetch, FetchResult, Order, Save, Spill, Transfer, Trouble
 from replica.kv_cache.tiers import Tiers
 from replica.model.paged_kv import PagedKv
@@ -69,10 +70,12 @@ class TorchMover:
         disk: DiskStore | None,
         ended: Callable[[Fetch, PrefixLoad], None],
         peers: PeerReader | None = None,
+        budget: KeptBudget | None = None,
     ) -> None:
         """``ended``: called when a fetch is over, however it went, while its blocks are still held.
 
-        ``peers``: asks other replicas, if any are to be asked.
+        ``peers``: asks other replicas, if any are to be asked. ``budget``: what the disk has to remember of
+        the writes it was granted.
         """
         self._tiers = tiers
         self._kv = kv
@@ -80,6 +83,7 @@ class TorchMover:
         self._disk = disk
         self._ended = ended
         self._peers = peers
+        self._budget = budget
         self._background = Background(peers=peers is not None)
         self._host: dict[BlockHash, torch.Tensor] = {}
         self._copies: dict[int, _Copy] = {}
@@ -95,6 +99,7 @@ class TorchMover:
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         """Begin these. Device memory of every ``Save`` is read before this returns."""
+        self._keep_budget()
         todo = deque(orders)
         while todo:
             match todo.popleft():
@@ -289,6 +294,22 @@ class TorchMover:
             except Exception:
                 return lambda: self._written(failed(time.monotonic()))
             return lambda: self._written(done(checksum, time.monotonic()))
+
+        self._background.write(job)
+
+    def _keep_budget(self) -> None:
+        """On its way before the blocks that it is about: a crash in between loses budget, never gains it."""
+        budget, disk = self._budget, self._disk
+        record = budget.due(time.monotonic(), time.time()) if budget is not None else None
+        if budget is None or disk is None or record is None:
+            return
+
+        def job() -> Report:
+            try:
+                disk.keep_budget(record)
+            except OSError:
+                return budget.not_kept
+            return lambda: None
 
         self._background.write(job)
 
