@@ -189,6 +189,10 @@ class Engine:
             return load
         return replace(load, waiting=(load.waiting or 0) + len(self._tiers.waiting))
 
+    def stranded_tokens(self) -> int:
+        """Positions whose KV is resident but can never be hit. O(blocks)."""
+        return self._scheduler.cache.stranded_tokens()
+
     def take_events(self) -> list[CacheEvent]:
         """Cache events since the last call, in order."""
         events = self._scheduler.take_events()

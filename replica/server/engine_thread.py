@@ -80,6 +80,8 @@ class EngineThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._load = engine.load()
         self._preemptions = 0
+        # Requests so far, counted where they leave and where they arrive: one thread each.
+        self._submitted = self._taken = 0
         self._turn_began_s: float | None = None
         self.failure: str | None = None
         """Why the engine died; ``None`` while it lives."""
@@ -109,7 +111,7 @@ class EngineThread:
     @property
     def handed_over(self) -> int:
         """Requests on their way to the engine."""
-        return self._commands.qsize()
+        return self._submitted - self._taken
 
     @property
     def turn_s(self) -> float:
@@ -143,6 +145,7 @@ class EngineThread:
         stream = ReplyStream(self, [request.request_id for request in requests])
         for request in requests:
             self._streams[request.request_id] = stream
+        self._submitted += len(requests)
         self._commands.put(lambda engine: self._add(engine, requests))
         return stream
 
@@ -241,6 +244,8 @@ class EngineThread:
                     error=str(error),
                 )
                 self._call(self._deliver, [refusal])
+        self._load = engine.load()
+        self._taken += len(requests)
 
     def _call(self, what: Callable[[*Arguments], object], *arguments: *Arguments) -> None:
         assert self._loop is not None

@@ -12,6 +12,7 @@ from replica.peers.source_rule import SourceCounters
 from replica.server.engine_thread import EngineThread
 from replica.server.peer_metrics import LABELS, PeerCollector
 from replica.server.served_counters import ServedCounters
+from replica.server.stranded_tokens import StrandedTokens
 
 TTFT_BUCKETS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -39,7 +40,8 @@ class ReplicaMetrics:
         """``sources``, ``served``: what is counted of peers, where there are any; ``cache_salts``: as
         ``SaltRule.accept``, told to routers."""
         self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(model_name, thread, limits, cache_salts))
+        self._stranded = StrandedTokens(thread)
+        self._registry.register(_EngineCollector(model_name, thread, limits, self._stranded, cache_salts))
         self._registry.register(PeerCollector((model_name, "0"), sources, served))
         values = (model_name, "0")
 
@@ -92,15 +94,24 @@ class ReplicaMetrics:
         self._finished.labels(*self._values, reason).inc()
         self._e2e.observe(seconds)
 
-    def page(self) -> bytes:
+    async def page(self) -> bytes:
         """The page in Prometheus' text form."""
+        await self._stranded.look()
         return generate_latest(self._registry)
 
 
 class _EngineCollector:
     """Gauges and counters that the engine keeps itself."""
 
-    def __init__(self, model_name: str, thread: EngineThread, limits: EngineLimits, cache_salts: str) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        thread: EngineThread,
+        limits: EngineLimits,
+        stranded: StrandedTokens,
+        cache_salts: str,
+    ) -> None:
+        self._stranded = stranded
         self._cache_salts = cache_salts
         self._values = (model_name, "0")
         self._thread = thread
@@ -117,6 +128,12 @@ class _EngineCollector:
                 (load.waiting or 0) + self._thread.handed_over,
             ),
             ("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", load.kv_usage),
+            (
+                "warmroute:kv_stranded_tokens",
+                "Tokens whose KV is resident but can never be hit, for want of the KV before it: "
+                "0 unless the cache has a fault.",
+                self._stranded.tokens,
+            ),
         )
         for name, text, value in gauges:
             gauge = GaugeMetricFamily(name, text, labels=LABELS)

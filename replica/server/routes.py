@@ -154,7 +154,7 @@ class ReplicaRoutes:
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         """GET /metrics."""
         return web.Response(
-            body=self._metrics.page(),
+            body=await self._metrics.page(),
             headers={hdrs.CONTENT_TYPE: "text/plain; version=0.0.4; charset=utf-8"},
         )
 
