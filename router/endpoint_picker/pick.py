@@ -15,7 +15,7 @@ from router.endpoint_picker.pick_span import PickSpan
 from router.endpoint_picker.served_answer import WANTED, ServedAnswer
 from router.proxy.admission import CLIENT_LEFT, Admission
 from router.proxy.booked import Booked, booked_beside
-from router.proxy.crowded_body import is_crowded
+from router.proxy.crowded_body import Parser, parser_of
 from router.proxy.entrance import entrance_refusal
 from router.proxy.forwarding import admitted
 from router.proxy.prefill_request import SPLIT_PATHS, splittable
@@ -38,7 +38,7 @@ from router.routing.decision import NoReplica
 from router.routing.hold_queue import Held
 from router.routing.in_flight import InFlight
 from router.routing.kv_route import Step
-from router.routing.prompt_blocks import UNREADABLE, Prompt, read_prompt, text_prompt
+from router.routing.prompt_blocks import UNREADABLE, Prompt, text_prompt
 from router.routing.retry import Failure
 
 
@@ -128,22 +128,24 @@ class Pick:
         self._asked = self.undecided = True
         self._span.begin(self)
         body = self.body = self._incoming.body()
-        if is_crowded(body):
+        parse = parser_of(body)
+        if parse is None:
             self.refuse(BODY_CROWDED)
             return
         if self.admission is not None:
-            self._read_prompt_of(self.admission.caller)
+            self._read_prompt_of(self.admission.caller, parse)
             return
         if body[:64].lstrip()[:1] == b"{":
             if service.prompt_reader is not None:
-                service.prompt_reader.read(body, self._prompt_read)
+                service.prompt_reader.read(body, self._prompt_read, parse)
                 return
-            self.prompt = read_prompt(body)
+            request = parse(body)
+            self.prompt = UNREADABLE if request is None else text_prompt(request)
         self._choose()
 
-    def _read_prompt_of(self, caller: Caller) -> None:
+    def _read_prompt_of(self, caller: Caller, parse: Parser) -> None:
         """The same where tenants are told apart."""
-        taken = take_in(caller, self.head, self.body)
+        taken = take_in(caller, self.head, self.body, parse)
         if isinstance(taken, RouterError):
             self.refuse(taken)
             return
@@ -151,7 +153,7 @@ class Pick:
         if request is None:
             self._prompt_read(Prompt(keys=(), units=0))
         elif self._service.prompt_reader is not None:
-            self._service.prompt_reader.read(self.body, self._prompt_read)
+            self._service.prompt_reader.read(self.body, self._prompt_read, parse)
         else:
             self._prompt_read(text_prompt(request))
 

@@ -5,12 +5,14 @@ plane's sweep looks at its limits. Until a replica has an answer for the client 
 ``relay.py``. Whatever happens, ``end`` runs exactly once.
 """
 
-from typing import TYPE_CHECKING
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
 
 from router.proxy.admission import CLIENT_LEFT, Admission
 from router.proxy.asker import Asker
 from router.proxy.booked import booked_beside
-from router.proxy.crowded_body import is_crowded
+from router.proxy.crowded_body import CHECK_FROM_BYTES, Parser, parser_of, promises_many
 from router.proxy.entrance import entrance_refusal
 from router.proxy.forwarding import Forwarding
 from router.proxy.prefill_request import SPLIT_PATHS, splittable, with_transfer_params
@@ -41,6 +43,7 @@ from router.proxy.tenant_request import take_in, without_salt
 from router.proxy.traced_request import Sent, TracedRequest
 from router.proxy.tries import Tries
 from router.routing.decision import NoReplica, Reason
+from router.routing.flat_request import whole_request
 from router.routing.hold_queue import Held
 from router.routing.in_flight import InFlight
 from router.routing.kv_route import KvPull, Step
@@ -51,6 +54,10 @@ from router.routing.retry import Failure
 if TYPE_CHECKING:
     from router.proxy.client_connection import ClientConnection
     from router.proxy.tracing import Trace
+
+logger = logging.getLogger("warmroute.proxy")
+
+_WHOLE: Final[Parser] = whole_request
 
 
 class Exchange(Asker):
@@ -129,23 +136,46 @@ class Exchange(Asker):
         now = self.started_at = service.clock()
         service.counters.in_flight += 1
         service.budget.earn()
-        if is_crowded(self.body):
-            self.refuse(BODY_CROWDED)
-            return
-        if self.admission is not None:
-            self._start_of(self.admission.caller, now)
-            return
         body = self.body
-        if body[:1] == b"{" or body[:64].lstrip()[:1] == b"{":
+        if len(body) >= CHECK_FROM_BYTES and promises_many(body):
+            # Taking in the body's last bytes was one turn of the loop, this is another.
+            asyncio.get_running_loop().call_soon(self._start_crowded)
+        elif self.admission is not None:
+            self._start_of(self.admission.caller, now, _WHOLE)
+        elif body[:1] == b"{" or body[:64].lstrip()[:1] == b"{":
             if service.prompt_reader is not None:
-                service.prompt_reader.read(body, self._prompt_read)
+                service.prompt_reader.read(body, self._prompt_read, _WHOLE)
                 return
             self.prompt = read_prompt(body)
-        self._choose(now)
+            self._choose(now)
+        else:
+            self._choose(now)
 
-    def _start_of(self, caller: Caller, now: float) -> None:
+    def _start_crowded(self) -> None:
+        """The same where the body seems to have very many values: each step is a turn of the loop."""
+        if self.over:
+            return
+        try:
+            body, parse = self.body, parser_of(self.body)
+            if parse is None:
+                self.refuse(BODY_CROWDED)
+            elif self.admission is not None:
+                self._start_of(self.admission.caller, self._service.clock(), parse)
+            elif body[:64].lstrip()[:1] != b"{":
+                self._choose(self._service.clock())
+            elif self._service.prompt_reader is not None:
+                self._service.prompt_reader.read(body, self._prompt_read, parse)
+            else:
+                request = parse(body)
+                prompt = UNREADABLE if request is None else text_prompt(request)
+                asyncio.get_running_loop().call_soon(self._prompt_read, prompt)
+        except Exception:
+            logger.exception("a fault of the router's own")
+            self.failed_inside()
+
+    def _start_of(self, caller: Caller, now: float, parse: Parser) -> None:
         """The same where tenants are told apart."""
-        taken = take_in(caller, self.head, self.body)
+        taken = take_in(caller, self.head, self.body, parse)
         if isinstance(taken, RouterError):
             self.refuse(taken)
             return
@@ -153,7 +183,7 @@ class Exchange(Asker):
         if request is None:
             self.prompt = caller.owned(Prompt(keys=(), units=0))
         elif self._service.prompt_reader is not None:
-            self._service.prompt_reader.read(self.body, self._prompt_read)
+            self._service.prompt_reader.read(self.body, self._prompt_read, parse)
             return
         else:
             self.prompt = caller.owned(text_prompt(request))

@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from router.config import ConfigError, RouterConfig
 from router.proxy.chat_request import NotExact
 from router.proxy.counters import Counters
+from router.proxy.crowded_body import Parser
 from router.routing.block_naming import BlockNaming
 from router.routing.control_fields import control_fields
+from router.routing.flat_request import TokenIds, whole_request
 from router.routing.prompt_blocks import UNREADABLE, Prompt, UniformLayout, request_limits, text_prompt
 
 if TYPE_CHECKING:
@@ -52,13 +52,18 @@ class PromptReader:
         self._threads = ThreadPoolExecutor(WORKERS, thread_name_prefix="tokenize")
         self._waiting = 0
 
-    def read(self, body: bytes, done: Callable[[Prompt], None]) -> None:
+    def read(self, body: bytes, done: Callable[[Prompt], None], parse: Parser = whole_request) -> None:
         """Call ``done`` with the prompt: at once if it is short or text, else later from the running loop.
 
         Never raises, and calls ``done`` exactly once.
         """
-        request = _parsed(body)
+        request = parse(body)
         model = self._model(request)
+        if request is not None and model is not None and parse is not whole_request:
+            if type(request.get("prompt")) is not TokenIds:
+                done(self._as_text(request, "long"))
+                return
+            request = whole_request(body)
         if request is None or model is None or len(body) <= OFF_LOOP_BYTES:
             done(self._read(request, model))
             return
@@ -73,7 +78,7 @@ class PromptReader:
 
     def read_now(self, body: bytes) -> Prompt:
         """The prompt, however long it takes: for ``explain``."""
-        request = _parsed(body)
+        request = whole_request(body)
         return self._read(request, self._model(request))
 
     def close(self) -> None:
@@ -136,14 +141,6 @@ def make_prompt_reader(config: RouterConfig, namings: Namings, counters: Counter
 
     models = {name: load_exact_model(name, model) for name, model in config.models.items()}
     return PromptReader(models, namings, counters)
-
-
-def _parsed(body: bytes) -> dict[str, Any] | None:
-    try:
-        request = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    return request if type(request) is dict else None
 
 
 def _exact(model: "ExactModel", request: dict[str, Any], namings: Sequence[BlockNaming]) -> Prompt:

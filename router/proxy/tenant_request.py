@@ -9,12 +9,12 @@ import json
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import orjson
-
+from router.proxy.crowded_body import Parser
 from router.proxy.form_fields import content_types, is_form, set_in_form
 from router.proxy.request_head import RequestHead
 from router.proxy.router_error import BODY_UNREADABLE, SALT_IN_FORM, RouterError
 from router.proxy.tenancy import Caller
+from router.routing.flat_request import whole_request
 
 SALT_FIELDS = ("cache_salt", "extra_key")
 """vLLM, SGLang and our replica take the first; SGLang puts the second behind it."""
@@ -47,14 +47,16 @@ class TakenIn(NamedTuple):
     """At the body's end; without them, closed by a brace, it is what replicas get that take no salt."""
 
 
-def take_in(caller: Caller, head: RequestHead | None, body: bytes) -> TakenIn | RouterError:
+def take_in(
+    caller: Caller, head: RequestHead | None, body: bytes, parse: Parser = whole_request
+) -> TakenIn | RouterError:
     """The request as the tenant's, or why it is refused. Without a ``head`` it is no upload.
 
     Refused is what the router cannot read and an engine might: its salt could not be known.
     """
     if not body:
         return TakenIn(body, None)
-    request = _parsed(body)
+    request = parse(body)
     if request is None:
         if head is None or not _is_upload(head):
             return BODY_UNREADABLE
@@ -75,20 +77,14 @@ def take_in(caller: Caller, head: RequestHead | None, body: bytes) -> TakenIn | 
             return BODY_UNREADABLE
     salt = request["cache_salt"] = caller.salt(own)
     end = body.rfind(b"}")
-    comma = b"," if len(request) > 1 else b""
+    comma = (
+        b"," if len(request) > 1 or parse is not whole_request else b""
+    )  # that has many values, if not here
     added = b'%b"cache_salt":"%b"}' % (comma, salt.encode())
     return TakenIn(body[:end] + added, request, len(added))
 
 
 _SALTED = frozenset((*SALT_FIELDS, *CONTAINERS))
-
-
-def _parsed(body: bytes) -> dict[str, Any] | None:
-    try:
-        request = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    return request if type(request) is dict else None
 
 
 def _own_salt(request: dict[str, Any]) -> str | None:

@@ -15,6 +15,7 @@ import orjson
 import xxhash
 
 from router.routing.control_fields import MAY_SET_CONTROLS, control_fields
+from router.routing.flat_request import TokenIds
 from router.routing.tenant import Tenant
 
 if TYPE_CHECKING:
@@ -267,7 +268,7 @@ def given_tokens(request: dict[str, Any]) -> int | None:
     """
     prompt = request.get("prompt")
     if type(prompt) is not list or not prompt:
-        return None
+        return prompt.count if type(prompt) is TokenIds else None
     ids = prompt[0] if len(prompt) == 1 and type(prompt[0]) is list else prompt
     return len(ids) if ids and type(ids[0]) is int else None
 
@@ -303,6 +304,8 @@ def _canonical(request: dict[str, Any], *, shaped: bool) -> bytes:
                 _write_message(message, parts)
             else:
                 parts.append("\x1e" + _dump(message))
+    elif type(messages) is str:  # read flat
+        parts.append(messages)
     elif "prompt" in request:
         parts.append(_prompt_text(request["prompt"]))
     elif "input" in request:
@@ -342,6 +345,8 @@ def _write_message(message: dict[str, Any], parts: list[str]) -> None:
 def _prompt_text(prompt: Any) -> str:
     if type(prompt) is str:
         return prompt
+    if type(prompt) is TokenIds:
+        return prompt.text
     if type(prompt) is list:
         if prompt and all(type(item) is str for item in prompt):
             return "\x1c".join(prompt)

@@ -1,8 +1,8 @@
 """``warmroute serve`` with a watch on its event loop: how long it was held between two looks.
 
 A timer of one millisecond notes, each time it fires, the processor time that the loop's thread has used since
-the last time: that is work of the router's own, whatever else runs on the machine. On SIGUSR1 the list begins
-anew; at the end it is written to WATCH_FILE as JSON, in milliseconds.
+the last time: that is work of the router's own, whatever else runs on the machine. On SIGUSR1 the list is
+written to WATCH_FILE as JSON, in milliseconds, and begins anew.
 """
 
 import asyncio
@@ -16,20 +16,29 @@ from pathlib import Path
 import uvloop
 
 from router.config import load_config
-from router.proxy.assembly import Router
+from router.proxy.assembly import Router, settle_garbage
+from router.proxy.freed_memory import keep_freed_memory
 
 LOOK_EVERY_S = 0.001
 
 
-async def watched(path: str) -> list[float]:
-    """Serve until SIGTERM; the milliseconds held."""
+async def watched(path: str, out: Path) -> None:
+    """Serve until SIGTERM; write the milliseconds held to ``out``."""
     loop = asyncio.get_running_loop()
     held_ms: list[float] = []
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    loop.add_signal_handler(signal.SIGUSR1, held_ms.clear)
+
+    def write() -> None:
+        part = out.with_suffix(".part")
+        part.write_text(json.dumps(held_ms), encoding="utf-8")
+        part.rename(out)
+        held_ms.clear()
+
+    loop.add_signal_handler(signal.SIGUSR1, write)
     router = Router(load_config(path))
     await router.start()
+    settle_garbage()  # as ``serve`` does
     used = time.thread_time()
 
     def look() -> None:
@@ -43,9 +52,8 @@ async def watched(path: str) -> list[float]:
     look()
     await stop.wait()
     await router.stop()
-    return held_ms
 
 
 if __name__ == "__main__":
-    measured = uvloop.run(watched(sys.argv[1]))
-    Path(os.environ["WATCH_FILE"]).write_text(json.dumps(measured), encoding="utf-8")
+    keep_freed_memory()
+    uvloop.run(watched(sys.argv[1], Path(os.environ["WATCH_FILE"])))
