@@ -21,8 +21,8 @@ SIMULATED_SEEDS = 3
 
 async def emulated_fidelity(
     policies: Sequence[str], trace: Trace, plan: RoutingPlan, progress: Callable[[str, int, int], None]
-) -> tuple[list[Result], list[list[Result]]]:
-    """Live and simulated, by policy, in the replicas' time; of the latter a result for each of several seeds.
+) -> tuple[list[list[Result]], list[list[list[Result]]]]:
+    """Live and simulated, by policy, in one round, in the replicas' time; of the latter several seeds.
 
     Raises ChildError; ValueError for sessions.
     """
@@ -32,7 +32,7 @@ async def emulated_fidelity(
     for policy in policies:
         with TemporaryDirectory(prefix="warmroute-bench-") as folder:
             router = ours(scaled(plan.slo, plan.speed), policy)
-            live.append(await through(router, trace, plan, Path(folder), progress))
+            live.append([await through(router, trace, plan, Path(folder), progress)])
     settings = SimulationSettings(slo=plan.slo, warmup_share=plan.warmup_share)
     seeds = [
         simulate(
@@ -46,4 +46,4 @@ async def emulated_fidelity(
         )
         for seed in range(plan.seed, plan.seed + SIMULATED_SEEDS)
     ]
-    return live, [[results[at] for results in seeds] for at in range(len(policies))]
+    return live, [[[results[at] for results in seeds]] for at in range(len(policies))]

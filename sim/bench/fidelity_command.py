@@ -10,7 +10,14 @@ from sim.bench.emulated_fidelity import emulated_fidelity
 from sim.bench.http_fidelity import SIMULATED_SEEDS, HttpFidelityPlan, http_fidelity
 from sim.bench.routing import RoutingPlan
 from sim.bench.routing_command import add_speed_argument
-from sim.bench.side_by_side import Pair, json_object, pairs_of, table_of, verdict_on_order
+from sim.bench.side_by_side import (
+    Pair,
+    json_object,
+    meaning_of_marks,
+    pairs_of,
+    table_of,
+    verdict_on_order,
+)
 from sim.calibrate.calibrate_command import cost_keys
 from sim.command_arguments import add_count, add_factor
 from sim.command_output import complain, print_json
@@ -46,14 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_count(
         parser,
         "--requests",
-        f"under each policy (default {EMULATED_REQUESTS} of Mooncake's, or {real.requests} to apps with "
-        "system prompts)",
+        f"under each policy, in a round (default {EMULATED_REQUESTS} of Mooncake's, or {real.requests} to "
+        "apps with system prompts)",
     )
     parser.add_argument("--seed", type=int, default=1, help="of the traffic (default %(default)s)")
     group = parser.add_argument_group("emulated replicas")
     add_factor(group, "--rate", "times as fast as recorded", default=emulated.rate)
     add_speed_argument(group, default=EMULATED_SPEED)
     group = parser.add_argument_group("real replicas")
+    add_count(group, "--rounds", "times that every policy is tried, with other requests", default=real.rounds)
     add_count(group, "--apps", "apps, each with a system prompt of its own", default=real.apps)
     add_count(group, "--system-tokens", "median length of these", default=real.system_tokens)
     add_count(group, "--kv-tokens", "tokens that each one's KV cache holds", default=real.kv_tokens)
@@ -74,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
     console = table_console()
     console.print(title, soft_wrap=True, markup=False)
     console.print(table_of(made))
+    console.print(meaning_of_marks(made), soft_wrap=True, markup=False)
     console.print(verdict_on_order(made), soft_wrap=True)
     return 0
 
@@ -98,6 +107,7 @@ def _real(args: argparse.Namespace) -> tuple[list[Pair], dict[str, object], str]
         model=args.model,
         replicas=args.replicas or defaults.replicas,
         requests=args.requests or defaults.requests,
+        rounds=args.rounds,
         load=args.load,
         apps=args.apps,
         system_tokens=args.system_tokens,
@@ -111,8 +121,8 @@ def _real(args: argparse.Namespace) -> tuple[list[Pair], dict[str, object], str]
     cost = cost_keys(model.prefill, model.decode)
     shown = ", ".join(f"{name} {value:g}" for name, value in cost.items())
     title = (
-        f"{plan.requests} requests, {made.rate:.3g} a second, over HTTP to {plan.replicas} replicas of "
-        f"{plan.model}, and simulated with {SIMULATED_SEEDS} seeds (mean ± standard deviation)\n"
+        f"{plan.rounds} x {plan.requests} requests, {made.rate:.3g} a second, over HTTP to {plan.replicas} "
+        f"replicas of {plan.model}, and simulated with {SIMULATED_SEEDS} seeds\n"
         f"measured before: {shown}; one prefill is off by {model.prefill_error.mean:.0%} in the mean"
     )
     told: dict[str, object] = {

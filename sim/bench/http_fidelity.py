@@ -2,9 +2,11 @@
 
 The simulated replicas are made from the real ones in two steps. Each is measured alone, through a router of
 its own: how a decode step grows with its batch, and about what a prompt takes, from which the load follows.
-Then, before each policy's run, other requests of the same kind go through a router to all of them: what those
-took, and how that varies, is the step time. The simulation gets the trace's own tokens, and nothing of the
-runs it is compared with. Ties are broken alike; what steps take is drawn anew in each of several simulations.
+Then, before each policy's run and after the last, other requests of the same kind go through a router to all
+of them: what those took, and how that varies, is the step time. The simulation gets the trace's own tokens,
+and nothing of the runs it is compared with. Ties are broken alike; what steps take is drawn anew in each of
+several simulations. All of that in rounds, with other requests in each: what a machine does besides changes
+from minute to minute, and a run is one draw.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,20 +21,22 @@ from replica.contract.cost_fit import fit_decode, fit_prefill
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
 from router.routing.prompt_blocks import text_prompt
 from sim.bench.exact_trace import exact_trace, tokens_of
-from sim.bench.replica_model import ReplicaModel, replica_model
+from sim.bench.replica_model import ReplicaModel, replica_model, tuned
 from sim.calibrate.measure import Measurements, MeasureSettings, measure
+from sim.contender import contender
 from sim.demo.local_fleet import LocalReplica, ReplicaPlan, forget_prefixes, start_replicas, start_router
 from sim.demo.processes import ChildProcesses
 from sim.first_model import first_model
 from sim.outcome import Outcome
 from sim.replay import Replay, ReplaySettings, made_up_messages, replay
 from sim.results import Result
-from sim.simulate import simulate
+from sim.simulate import run_once, simulate
 from sim.simulated_replica import ReplicaSettings
 from sim.simulation_settings import SimulationSettings
 from sim.workload.arrivals import plan_arrivals
 from sim.workload.hot_prefix import HotPrefix, hot_prefix_trace
 from sim.workload.prompt_text import PromptText
+from sim.workload.text_sessions import Message
 from sim.workload.trace import Trace
 
 PROBE_EVERY_S = 1.0
@@ -43,7 +47,7 @@ PAUSE_S = 0.1
 REPEATS = 3
 MEASURED_THROUGH = "round_robin"
 LEAST_MEASURED = 24
-"""Requests before each policy's run from which the step time is read."""
+"""Requests before each policy's run, and after the last, from which the step time is read."""
 SIMULATED_SEEDS = 5
 WORDS_TOLD = 64
 SALT = "fidelity"
@@ -57,6 +61,8 @@ class HttpFidelityPlan:
     model: str = "tiny"
     replicas: int = 2
     requests: int = 200
+    """Under each policy, in each round."""
+    rounds: int = 3
     apps: int = 24
     system_tokens: int = 1_000
     """Of an app, the median."""
@@ -91,16 +97,26 @@ class HttpFidelity:
     model: ReplicaModel
     rate: float
     """Requests a second."""
-    live: tuple[Result, ...]
-    simulated: tuple[tuple[Result, ...], ...]
-    """By policy, several seeds each."""
+    live: tuple[tuple[Result, ...], ...]
+    """By policy, one of each round."""
+    simulated: tuple[tuple[tuple[Result, ...], ...], ...]
+    """By policy, of each round several seeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Requests with the words and the tokens that they had."""
+
+    made_up: Trace
+    salt: str
+    exact: Trace
+    prompts: tuple[list[Message], ...]
 
 
 async def http_fidelity(
     plan: HttpFidelityPlan, folder: Path, progress: Callable[[str, int, int], None]
 ) -> HttpFidelity:
     """Measure, replay under each policy, simulate. Configs and logs go to ``folder``. Raises ChildError."""
-    trace = plan.trace(plan.requests, plan.seed)
     with ChildProcesses(folder) as children:
         made = ReplicaPlan(plan.model, plan.kv_tokens, plan.step_tokens, threads=1)
         started = await start_replicas(children, folder, plan.replicas, made, lambda text: None)
@@ -108,26 +124,36 @@ async def http_fidelity(
         replicas = [replace(replica, name=f"replica-{index}") for index, replica in enumerate(started)]
         url = replicas[0].url
         served = (await first_model(url)).name
-        longest = max(request.prompt_tokens for request in trace.requests)
+        longest = max(request.prompt_tokens for request in plan.trace(plan.requests, plan.seed).requests)
         routers = [await start_router(children, folder, [replica], MEASURED_THROUGH) for replica in replicas]
         points = await _measured([router.url for router in routers], longest, progress)
         children.stop([router.child for router in routers])
         prefill, _ = fit_prefill([point for one in points for point in one.prefill])
         decode, _ = fit_decode([point for one in points for point in one.decode])
         characters = await _characters_per_token(url)
-        words = PromptText(trace.block_tokens, salt=SALT, characters_per_token=characters)
-        prompts = [
-            made_up_messages(words, arrival.request, position)
-            for position, arrival in enumerate(plan_arrivals(trace, seed=plan.seed))
-        ]
-        exact = exact_trace(trace, await tokens_of(url, prompts), _block_tokens())
-        rate = _rate(plan, exact, prefill, decode)
 
-        async def through(policy: str, sent: Trace, salt: str, label: str) -> Replay:
+        async def requests(count: int, seed: int, salt: str) -> Sent:
+            trace = plan.trace(count, seed)
+            words = PromptText(trace.block_tokens, salt=salt, characters_per_token=characters)
+            prompts = tuple(
+                made_up_messages(words, arrival.request, position)
+                for position, arrival in enumerate(plan_arrivals(trace, seed=plan.seed))
+            )
+            return Sent(
+                trace, salt, exact_trace(trace, await tokens_of(url, prompts), _block_tokens()), prompts
+            )
+
+        compared = [
+            await requests(plan.requests, plan.seed + number, f"{SALT} {number}")
+            for number in range(plan.rounds)
+        ]
+        rate = _rate(plan, compared[0].exact, prefill, decode)
+
+        async def through(policy: str, sent: Sent, label: str) -> Replay:
             settings = ReplaySettings(
                 url="",
                 model=served,
-                salt=salt,
+                salt=sent.salt,
                 speed=rate,
                 seed=plan.seed,
                 characters_per_token=characters,
@@ -135,34 +161,62 @@ async def http_fidelity(
                 warmup_share=plan.warmup_share,
                 label=label,
             )
-            return await _live(sent, policy, settings, replicas, children, folder, progress)
+            return await _live(sent.made_up, policy, settings, replicas, children, folder, progress)
 
-        live: list[Result] = []
-        measured: list[tuple[Outcome, ...]] = []
-        for number, policy in enumerate(plan.policies, 1):
+        live: list[list[Result]] = [[] for _ in plan.policies]
+        measured: list[tuple[Trace, tuple[Outcome, ...]]] = []
+
+        async def measure_between() -> None:
+            number = len(measured) + 1
             count = max(LEAST_MEASURED, plan.requests // 4)
-            others = plan.trace(count, plan.seed + number)
-            before = f"measured before {policy}"
-            measured.append((await through(MEASURED_THROUGH, others, f"{SALT} {before}", before)).outcomes)
-            live.append((await through(policy, trace, SALT, policy)).result)
-    model = replica_model(measured, decode)
+            others = await requests(count, plan.seed + plan.rounds + number, f"{SALT} measured {number}")
+            run = await through(MEASURED_THROUGH, others, f"measured, {number}")
+            measured.append((others.exact, run.outcomes))
+
+        for number, sent in enumerate(compared, 1):
+            for results, policy in zip(live, plan.policies, strict=True):
+                await measure_between()
+                label = policy if plan.rounds == 1 else f"{policy}, {number} of {plan.rounds}"
+                results.append(replace((await through(policy, sent, label)).result, policy=policy))
+        await measure_between()
+
+    def outcomes_of(model: ReplicaModel, trace: Trace) -> list[Outcome]:
+        arrivals = plan_arrivals(trace, rate=rate, seed=plan.seed)
+        kind = contender(MEASURED_THROUGH)
+        return run_once(trace, arrivals, kind, plan.replicas, plan.seed, _settings(plan, model, plan.seed))
+
+    model = tuned(replica_model([run for _, run in measured], decode), measured, outcomes_of)
+    simulated = tuple(
+        tuple(_simulated(plan, policy, sent, model, rate, served, progress) for sent in compared)
+        for policy in plan.policies
+    )
+    return HttpFidelity(model, rate, tuple(map(tuple, live)), simulated)
+
+
+def _simulated(
+    plan: HttpFidelityPlan,
+    policy: str,
+    sent: Sent,
+    model: ReplicaModel,
+    rate: float,
+    served: str,
+    progress: Callable[[str, int, int], None],
+) -> tuple[Result, ...]:
+    """One round of one policy, with several seeds."""
     bodies = {
         id(request): {"model": served, "messages": list(said)}
-        for request, said in zip(exact.requests, prompts, strict=True)
+        for request, said in zip(sent.exact.requests, sent.prompts, strict=True)
     }
-    simulated = []
-    for policy in plan.policies:
-        seeds = []
-        for seed in range(plan.seed, plan.seed + SIMULATED_SEEDS):
-            settings = replace(
-                _settings(plan, model, seed), read_prompt=lambda request: text_prompt(bodies[id(request)])
-            )
-            seeds += simulate(
-                exact, [policy], replicas=plan.replicas, rate=rate, seed=seed, settings=settings
-            )
-            progress(f"simulated {policy}", len(seeds), SIMULATED_SEEDS)
-        simulated.append(tuple(seeds))
-    return HttpFidelity(model, rate, tuple(live), tuple(simulated))
+    made: list[Result] = []
+    for seed in range(plan.seed, plan.seed + SIMULATED_SEEDS):
+        settings = replace(
+            _settings(plan, model, seed), read_prompt=lambda request: text_prompt(bodies[id(request)])
+        )
+        made += simulate(
+            sent.exact, [policy], replicas=plan.replicas, rate=rate, seed=seed, settings=settings
+        )
+        progress(f"simulated {policy}, {sent.salt}", len(made), SIMULATED_SEEDS)
+    return tuple(made)
 
 
 async def _measured(

@@ -5,8 +5,8 @@ replicas share its machine. So the times are those of a run; what the simulation
 """
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from replica.contract.cost_fit import FitError, PrefillPoint, fit_prefill
@@ -14,6 +14,10 @@ from replica.contract.prefill_cost import DecodeCost, PrefillCost
 from sim.outcome import Outcome
 from sim.step_time.linear import LinearStepTime
 from sim.step_time.noisy import NoisyStepTime, Sample
+from sim.workload.trace import Trace
+
+TUNINGS = 4
+"""Each leaves a few per cent of what the one before left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +43,13 @@ class ReplicaModel:
 
 
 def replica_model(runs: Sequence[Sequence[Outcome]], decode: DecodeCost) -> ReplicaModel:
-    """From the requests of ``runs`` that had a replica to themselves.
+    """From the requests of ``runs`` that found their replica with nothing to do.
 
-    ``decode`` says how a step grows with its batch; how long it takes is read from the replies. Raises
-    ValueError when those requests do not tell.
+    Not from those that had it to themselves to the end: such are the quick ones. ``decode`` says how a step
+    grows with its batch; how long it takes is read from the replies, roughly (``tuned``). Raises ValueError
+    when those requests do not tell.
     """
-    found = [outcome for run in runs for outcome in alone(run)]
+    found = [outcome for run in runs for outcome in found_idle(run)]
     points = [
         PrefillPoint(
             max(1, outcome.prompt_tokens - outcome.cached_tokens), outcome.cached_tokens, outcome.ttft_s
@@ -67,14 +72,14 @@ def replica_model(runs: Sequence[Sequence[Outcome]], decode: DecodeCost) -> Repl
     )
 
 
-def alone(run: Sequence[Outcome]) -> list[Outcome]:
-    """Answered requests of ``run`` during which their replica had no other.
+def found_idle(run: Sequence[Outcome]) -> list[Outcome]:
+    """Answered requests of ``run`` that came when their replica had no other; others may have come after.
 
     >>> def row(sent_s, e2e_s, replica):
     ...     return Outcome(sent_s, 100, 10, 0, 0.1, e2e_s, replica)
     >>> run = [row(0.0, 1.0, 0), row(0.5, 1.0, 1), row(2.0, 1.0, 0), row(2.5, 1.0, 0)]
-    >>> [outcome.sent_s for outcome in alone(run)]
-    [0.0, 0.5]
+    >>> [outcome.sent_s for outcome in found_idle(run)]
+    [0.0, 0.5, 2.0]
     """
     found = []
     for replica in {outcome.replica for outcome in run}:
@@ -82,10 +87,34 @@ def alone(run: Sequence[Outcome]) -> list[Outcome]:
             (outcome for outcome in run if outcome.replica == replica), key=lambda outcome: outcome.sent_s
         )
         busy_until_s = float("-inf")
-        for place, outcome in enumerate(mine):
-            end_s = outcome.sent_s + outcome.e2e_s
-            next_s = mine[place + 1].sent_s if place + 1 < len(mine) else float("inf")
-            if outcome.error is None and busy_until_s <= outcome.sent_s and end_s <= next_s:
+        for outcome in mine:
+            if outcome.error is None and busy_until_s <= outcome.sent_s:
                 found.append(outcome)
-            busy_until_s = max(busy_until_s, end_s)
+            busy_until_s = max(busy_until_s, outcome.sent_s + outcome.e2e_s)
     return sorted(found, key=lambda outcome: outcome.sent_s)
+
+
+def tuned(
+    model: ReplicaModel,
+    runs: Sequence[tuple[Trace, Sequence[Outcome]]],
+    simulated: Callable[[ReplicaModel, Trace], Sequence[Outcome]],
+) -> ReplicaModel:
+    """``model`` with decode steps so long that ``runs``, simulated, decode for as long as they did.
+
+    A reply is also held up by prompts that come meanwhile, and by whatever else its machine does for others:
+    no single reply tells which. ``simulated`` gives the outcomes of one trace.
+    """
+    answered = [outcome for _, run in runs for outcome in run if outcome.error is None]
+    if not any(_decode_s(outcome) for outcome in answered):
+        return model
+    live_s = fmean(map(_decode_s, answered))
+    for _ in range(TUNINGS):
+        made_s = fmean(_decode_s(outcome) for trace, _ in runs for outcome in simulated(model, trace))
+        slower = live_s / made_s
+        decode = model.decode
+        model = replace(model, decode=DecodeCost(decode.fixed_s * slower, decode.per_sequence_s * slower))
+    return model
+
+
+def _decode_s(outcome: Outcome) -> float:
+    return 0.0 if outcome.ttft_s is None else outcome.e2e_s - outcome.ttft_s

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import fmean, pstdev
+from math import sqrt
+from statistics import fmean, pvariance
 
 from rich import box
 from rich.table import Table
@@ -13,46 +14,75 @@ from sim.results import Result
 CACHED_WITHIN = 0.01
 TTFT_WITHIN = 0.10
 CHANCE = 2.0
-"""Standard deviations of the simulated runs within which a live run, which is one draw, may lie."""
+"""Standard deviations by which chance alone may part live and simulated runs."""
+
+
+WITHIN, BY_CHANCE, OFF = "", "~", "!"
+"""How a figure is marked: as near as promised; not, but no further off than chance explains; further."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of a policy: of the live run, and of every simulated one."""
+    """One figure of a policy, by round: of the live run, and of every simulated one."""
 
-    live: float
-    simulated: tuple[float, ...]
+    live: tuple[float, ...]
+    simulated: tuple[tuple[float, ...], ...]
+
+    @property
+    def live_mean(self) -> float:
+        """Of the rounds."""
+        return fmean(self.live)
 
     @property
     def mean(self) -> float:
         """Of the simulated ones."""
-        return fmean(self.simulated)
+        return fmean(value for seeds in self.simulated for value in seeds)
 
     @property
     def chance(self) -> float:
-        """Standard deviation of the simulated ones, which differ by chance alone."""
-        return pstdev(self.simulated)
+        """Standard deviation that chance alone gives the difference of the two means.
+
+        Simulated runs of one round differ by chance alone, and a live run is one such draw.
+
+        >>> seeds = (0.49, 0.51)
+        >>> [round(Figure((0.5,) * rounds, (seeds,) * rounds).chance, 4) for rounds in (1, 2)]
+        [0.0122, 0.0087]
+        """
+        variance = fmean(pvariance(seeds) for seeds in self.simulated)
+        draws = sum(map(len, self.simulated))
+        return sqrt(variance * (1.0 / len(self.live) + 1.0 / draws))
 
     @property
     def off(self) -> float:
         """Relative error of the simulation; positive where it is more."""
-        return self.mean / self.live - 1.0 if self.live else 0.0
+        return self.mean / self.live_mean - 1.0 if self.live_mean else 0.0
 
-    def within(self, allowed: float) -> bool:
-        """The simulation's mean is no further off than ``allowed``, or than chance explains."""
-        return abs(self.mean - self.live) <= max(allowed, CHANCE * self.chance)
+    def mark(self, allowed: float) -> str:
+        """``WITHIN`` what is allowed, else ``BY_CHANCE`` or ``OFF``."""
+        off = abs(self.mean - self.live_mean)
+        if off <= allowed:
+            return WITHIN
+        return BY_CHANCE if off <= CHANCE * self.chance else OFF
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One policy, live and simulated, with several seeds or one."""
+    """One policy, live and simulated, by round; simulated with several seeds or one."""
 
-    live: Result
-    simulated: tuple[Result, ...]
+    live: tuple[Result, ...]
+    simulated: tuple[tuple[Result, ...], ...]
+
+    @property
+    def policy(self) -> str:
+        """Its kind."""
+        return self.live[0].policy
 
     def figure(self, of: Callable[[Result], float | None]) -> Figure:
         """``of`` both; what a run does not tell counts as 0."""
-        return Figure(of(self.live) or 0.0, tuple(of(one) or 0.0 for one in self.simulated))
+        return Figure(
+            tuple(of(one) or 0.0 for one in self.live),
+            tuple(tuple(of(one) or 0.0 for one in seeds) for seeds in self.simulated),
+        )
 
     @property
     def cached(self) -> Figure:
@@ -64,39 +94,45 @@ class Pair:
         """The median, in seconds."""
         return self.figure(lambda result: result.ttft_s.p50)
 
+    @property
+    def e2e(self) -> Figure:
+        """The mean, in seconds."""
+        return self.figure(lambda result: result.e2e_s.mean)
 
-def pairs_of(live: Sequence[Result], simulated: Sequence[Sequence[Result]]) -> list[Pair]:
-    """By policy; both in the same order."""
-    return [Pair(one, tuple(others)) for one, others in zip(live, simulated, strict=True)]
+
+def pairs_of(live: Sequence[Sequence[Result]], simulated: Sequence[Sequence[Sequence[Result]]]) -> list[Pair]:
+    """By policy, then by round; both in the same order."""
+    return [Pair(tuple(one), tuple(map(tuple, others))) for one, others in zip(live, simulated, strict=True)]
 
 
 def reversed_pairs(pairs: Sequence[Pair]) -> list[tuple[str, str]]:
     """Policies whose median TTFT live differs by over ``TTFT_WITHIN``, and simulated the other way round."""
     found = []
     for one, other in combinations(pairs, 2):
-        live = (one.ttft.live, other.ttft.live)
+        live = (one.ttft.live_mean, other.ttft.live_mean)
         simulated = (one.ttft.mean, other.ttft.mean)
         apart = max(live) > (1.0 + TTFT_WITHIN) * min(live)
         if apart and (live[0] - live[1]) * (simulated[0] - simulated[1]) < 0.0:
-            found.append((one.live.policy, other.live.policy))
+            found.append((one.policy, other.policy))
     return found
 
 
 def json_object(pairs: Sequence[Pair]) -> dict[str, object]:
-    """Every figure, the simulated ones seed by seed, and the three that are promised."""
+    """Every figure, by policy, round and seed; how far off they are, and what chance alone would do."""
     return {
-        "live": [pair.live.json_object() for pair in pairs],
-        "simulated": [[one.json_object() for one in pair.simulated] for pair in pairs],
-        "cached_share_off": [round(pair.cached.mean - pair.cached.live, 5) for pair in pairs],
+        "live": [[one.json_object() for one in pair.live] for pair in pairs],
+        "simulated": [[[one.json_object() for one in seeds] for seeds in pair.simulated] for pair in pairs],
+        "cached_share_off": [round(pair.cached.mean - pair.cached.live_mean, 5) for pair in pairs],
         "cached_share_chance": [round(pair.cached.chance, 5) for pair in pairs],
         "ttft_p50_off": [round(pair.ttft.off, 4) for pair in pairs],
         "ttft_p50_chance": [round(pair.ttft.chance, 5) for pair in pairs],
+        "e2e_mean_off": [round(pair.e2e.off, 4) for pair in pairs],
         "reversed": reversed_pairs(pairs),
     }
 
 
 def table_of(pairs: Sequence[Pair]) -> Table:
-    """One row per policy; what is further off than promised, and than chance explains, is marked."""
+    """One row per policy, with ``Figure.mark``."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("policy")
     for header in (
@@ -113,21 +149,40 @@ def table_of(pairs: Sequence[Pair]) -> Table:
         table.add_column(header, justify="right")
     for pair in pairs:
         cached, ttft = pair.cached, pair.ttft
-        off = cached.mean - cached.live
+        off = cached.mean - cached.live_mean
         means = [
             pair.figure(lambda result: result.ttft_s.mean),
-            pair.figure(lambda result: result.e2e_s.mean),
+            pair.e2e,
         ]
         table.add_row(
-            pair.live.policy,
-            f"{cached.live:.3f} → {cached.mean:.3f} ± {cached.chance:.3f}",
-            f"{100 * off:+.1f}" + ("" if cached.within(CACHED_WITHIN) else " !"),
+            pair.policy,
+            f"{cached.live_mean:.3f} → {cached.mean:.3f} ± {cached.chance:.3f}",
+            f"{100 * off:+.1f} {cached.mark(CACHED_WITHIN)}".rstrip(),
             f"{_milliseconds(ttft)} ± {1e3 * ttft.chance:.1f}",
-            f"{ttft.off:+.1%}" + ("" if ttft.within(TTFT_WITHIN * ttft.live) else " !"),
+            f"{ttft.off:+.1%} {ttft.mark(TTFT_WITHIN * ttft.live_mean)}".rstrip(),
             *(text for mean in means for text in (_milliseconds(mean), f"{mean.off:+.1%}")),
-            f"{pair.live.errors}",
+            f"{sum(one.errors for one in pair.live)}",
         )
     return table
+
+
+def meaning_of_marks(pairs: Sequence[Pair]) -> str:
+    """What is promised, what is not, and whether so many requests can tell."""
+    told = (
+        f"{BY_CHANCE} further off than promised, but within {CHANCE:g} standard deviations of chance alone "
+        f"(±); {OFF} further than both"
+    )
+    coarse = [
+        pair.policy
+        for pair in pairs
+        if CHANCE * pair.cached.chance > CACHED_WITHIN
+        or CHANCE * pair.ttft.chance > TTFT_WITHIN * pair.ttft.live_mean
+    ]
+    if coarse:
+        told += (
+            f"\n{', '.join(coarse)}: chance may do more than is promised; send more --requests or --rounds"
+        )
+    return told
 
 
 def verdict_on_order(pairs: Sequence[Pair]) -> str:
@@ -142,4 +197,4 @@ def verdict_on_order(pairs: Sequence[Pair]) -> str:
 
 
 def _milliseconds(figure: Figure) -> str:
-    return f"{1e3 * figure.live:,.1f} → {1e3 * figure.mean:,.1f}"
+    return f"{1e3 * figure.live_mean:,.1f} → {1e3 * figure.mean:,.1f}"

@@ -1,8 +1,9 @@
 """The tables of simulated figures in README.md and docs/routing.md: run again, and compared or written anew.
 
 ``python -m tests.sim.docs_tables FOLDER`` runs the command of every row (minutes) on the traces in FOLDER
-(``mooncake_conversation.jsonl`` of Mooncake's repository) and prints the rows that come out otherwise; with
-``--write`` it puts them right. The test suite only checks that every command is one that ``simulate`` takes.
+(``mooncake_conversation.jsonl`` of Mooncake's repository, ``tau_bench_airline_block16.jsonl.gz``) and prints
+the rows that come out otherwise; with ``--write`` it puts them right. The test suite checks that every
+command is one that ``simulate`` takes.
 """
 
 import argparse
@@ -15,12 +16,15 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import warmroute
 
 ROOT = Path(__file__).parents[2]
 CONVERSATION = "mooncake_conversation.jsonl"
+TRACES = {"conversation": CONVERSATION, "tau-bench": "tau_bench_airline_block16.jsonl.gz"}
+"""By what a row begins with; rows that name none have their own."""
 Figures = dict[str, Any]
 
 
@@ -36,6 +40,8 @@ class Table:
     cells: Callable[[list[Figures]], list[str]]
     """The last cells of a row, from the results of its runs."""
     seeds: tuple[int, ...] = (1,)
+    variants: tuple[str, ...] = ("",)
+    """Each row is run with each of these arguments more."""
 
 
 def share(value: float) -> str:
@@ -90,6 +96,37 @@ def _pools(results: list[Figures]) -> list[str]:
     return [ttft_cell, tpot, e2e, in_slo]
 
 
+def _policies(results: list[Figures]) -> list[str]:
+    """README's."""
+    (result,) = results
+
+    def of(spread: str, key: str) -> str:
+        value = mean_of(result, spread, key)
+        return f"{value:.2f} s" if value < 3 else f"{value:.1f} s"
+
+    shares = (of_ideal(result), result["in_slo_share"])
+    times = (("ttft_s", "mean"), ("ttft_s", "p50"), ("ttft_s", "p99"), ("e2e_s", "mean"))
+    return [*(of(*time) for time in times), *(f"{value:.2f}".removeprefix("0") for value in shares)]
+
+
+def _guard(results: list[Figures]) -> list[str]:
+    """Means over seeds, without and with."""
+    half = len(results) // 2
+    sides = (results[:half], results[half:])
+
+    def cell(read: Callable[[Figures], float], form: Callable[[float], str]) -> str:
+        return " → ".join(form(fmean(read(result) for result in side)) for side in sides)
+
+    return [
+        cell(lambda r: mean_of(r, "ttft_s"), lambda value: f"{value:.2f}".removeprefix("0")),
+        cell(lambda r: mean_of(r, "e2e_s"), seconds),
+        cell(lambda r: r["in_slo_share"], share),
+        cell(lambda r: r["cached_share"], share),
+    ]
+
+
+POLICIES = "| policy | TTFT mean | p50 | p99 | E2E mean | cached, of ideal | within SLO |"
+GUARD = "| `warmroute simulate … --guard-caches` | TTFT | E2E | in SLO | cached |"
 WITHOUT = "| without | command | TTFT s mean / p99 | E2E s | in SLO | cached / ideal |"
 BELIEFS = "| beliefs | command | TTFT s mean / p99 | E2E s | in SLO | cached / ideal |"
 POOLS = "| fleet | command | TTFT s mean / p99 | TPOT ms mean / p99 | E2E s | in SLO |"
@@ -104,6 +141,8 @@ TABLES = (
     Table(
         "docs/routing.md", POOLS, f"--trace {CONVERSATION} --requests 3000 --rate 2.5", _pools, seeds=(1, 2)
     ),
+    Table("docs/routing.md", GUARD, "", _guard, seeds=(1, 2), variants=("", "--guard-caches")),
+    Table("README.md", POLICIES, f"--trace {CONVERSATION} --rate 2.5", _policies),
 )
 
 
@@ -119,7 +158,10 @@ class Row:
         """The line with what the runs gave."""
         made = self.table.cells(results)
         cells = [cell.strip() for cell in self.line.strip("|").split("|")]
-        cells[-len(made) :] = made
+        stood = cells[-len(made) :]
+        cells[-len(made) :] = [
+            f"**{new}**" if old.startswith("**") else new for old, new in zip(stood, made, strict=True)
+        ]
         return "".join(f"| {cell} " if cell else "| " for cell in cells) + "|"
 
 
@@ -134,18 +176,26 @@ def rows() -> Iterator[Row]:
 
 
 def _runs(table: Table, line: str) -> Iterator[tuple[str, ...]]:
-    written = re.search(r"`(--[^`]*)`", line)
-    command = written[1] if written else ""
+    first = line.strip("| ").split(" ", 1)[0]
+    written = re.search(r"`(\w+ )?(--[^`]*)`", line)
+    command = written[2] if written else ""
+    if first in TRACES:
+        command = f"--trace {TRACES[first]} {command}"
+    elif written and written[1]:
+        command = f"--trace {written[1]} {command}"
+    elif table.header == POLICIES:
+        command = f"--policy {first.strip('`')}"
     base = table.base if "--policy" in command else f"{table.base} --policy predicted_finish"
     for count in ("2", "4", "8") if "--routers N" in command else ("",):
-        for seed in table.seeds:
-            arguments = f"{base} {command.replace('--routers N', f'--routers {count}')} --seed {seed} --json"
-            yield tuple(shlex.split(arguments))
+        routers = command.replace("--routers N", f"--routers {count}")
+        for variant in table.variants:
+            for seed in table.seeds:
+                yield tuple(shlex.split(f"{base} {routers} {variant} --seed {seed} --json"))
 
 
 def run(arguments: Sequence[str], folder: Path) -> Figures:
     """What ``warmroute simulate`` prints."""
-    given = [str(folder / one) if one == CONVERSATION else one for one in arguments]
+    given = [str(folder / one) if one in TRACES.values() else one for one in arguments]
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
         code = warmroute.main(["simulate", *given])

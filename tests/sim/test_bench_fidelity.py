@@ -7,7 +7,7 @@ import pytest
 
 import warmroute
 from sim.bench.exact_trace import exact_trace
-from sim.bench.side_by_side import Figure, Pair, reversed_pairs, verdict_on_order
+from sim.bench.side_by_side import Figure, Pair, meaning_of_marks, reversed_pairs, verdict_on_order
 from sim.results import Result, Slo, Spread, summarize
 from sim.workload.trace import Trace, TraceRequest
 
@@ -19,7 +19,7 @@ def pair(policy: str, live_ms: float, simulated_ms: float) -> Pair:
         )
         return replace(made, ttft_s=Spread(None, ttft_ms / 1e3, None, None), cached_share=0.5)
 
-    return Pair(result(live_ms), (result(simulated_ms - 10.0), result(simulated_ms + 10.0)))
+    return Pair((result(live_ms),), ((result(simulated_ms - 10.0), result(simulated_ms + 10.0)),))
 
 
 def test_the_simulator_agrees_with_our_router_over_http(capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,11 +28,11 @@ def test_the_simulator_agrees_with_our_router_over_http(capsys: pytest.CaptureFi
     policies = ["--policy", "round_robin,prefix_affinity"]
     assert warmroute.main(["bench", "fidelity", *arguments, *policies, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    blind, affine = told["live"]
+    (blind,), (affine,) = told["live"]
     assert blind["errors"] == affine["errors"] == 0
     assert max(map(abs, told["cached_share_off"])) < 0.02
     assert affine["cached_share"] > blind["cached_share"] + 0.02
-    simulated = [seeds[0] for seeds in told["simulated"]]
+    simulated = [rounds[0][0] for rounds in told["simulated"]]
     assert simulated[1]["cached_share"] > simulated[0]["cached_share"] + 0.02
     assert simulated[1]["ttft_s"]["mean"] < simulated[0]["ttft_s"]["mean"]
     assert affine["ttft_s"]["mean"] < blind["ttft_s"]["mean"]
@@ -41,14 +41,15 @@ def test_the_simulator_agrees_with_our_router_over_http(capsys: pytest.CaptureFi
 def test_real_replicas_of_the_tiny_model(capsys: pytest.CaptureFixture[str]) -> None:
     """Measured, replayed, simulated with their own tokens; times mean nothing beside other tests.
 
-    On a busy machine a turn may come before the one it follows is cached: a request or two of thirty.
+    On a busy machine a turn may come before the one it follows is cached: a request or two of twenty.
     """
     pytest.importorskip("torch", reason="the extra [replica] is not installed")
-    arguments = ["--model", "tiny", "--requests", "30", "--policy", "round_robin", "--load", "0.5"]
+    arguments = ["--model", "tiny", "--requests", "20", "--policy", "round_robin", "--load", "0.5"]
+    arguments += ["--rounds", "2"]
     prompts = ["--apps", "6", "--system-tokens", "300", "--kv-tokens", "2048"]
     assert warmroute.main(["bench", "fidelity", *arguments, *prompts]) == 0
     shown = capsys.readouterr().out
-    assert "30 requests," in shown and "2 replicas of tiny" in shown and "prefill_us_per_token" in shown
+    assert "2 x 20 requests," in shown and "2 replicas of tiny" in shown and "prefill_us_per_token" in shown
     (row,) = [line for line in shown.splitlines() if line.lstrip().startswith("round_robin")]
     live, _, simulated = row.split()[1:4]
     assert 0.0 < float(live) < 1.0 and float(simulated) == pytest.approx(float(live), abs=0.15)
@@ -65,15 +66,24 @@ def test_orders_that_differ_by_little_are_not_held_against_anyone() -> None:
     assert reversed_pairs(near) == [] and "the same" in verdict_on_order(near)
     far = [pair("a", 100.0, 120.0), pair("b", 150.0, 110.0)]
     assert reversed_pairs(far) == [("a", "b")] and "NOT the same: a and b" in verdict_on_order(far)
-    assert near[0].ttft.off == pytest.approx(0.2) and near[0].cached.mean == near[0].cached.live == 0.5
-    assert near[0].ttft.chance == pytest.approx(0.010) and near[0].cached.chance == 0.0
+    assert near[0].ttft.off == pytest.approx(0.2) and near[0].cached.mean == near[0].cached.live_mean == 0.5
+    assert near[0].ttft.chance == pytest.approx(0.010 * 1.5**0.5) and near[0].cached.chance == 0.0
 
 
-def test_a_live_run_is_one_draw() -> None:
+def test_marks_tell_a_promise_kept_from_one_that_chance_may_have_broken() -> None:
     """Off by 2 points: too much where simulations agree, as expected where they differ by as much."""
-    assert not Figure(0.50, (0.52, 0.52, 0.52)).within(0.01)
-    assert Figure(0.50, (0.50, 0.52, 0.54)).within(0.01)
-    assert Figure(0.50, (0.508, 0.508)).within(0.01)
+    assert Figure((0.50,), ((0.52, 0.52, 0.52),)).mark(0.01) == "!"
+    assert Figure((0.50,), ((0.50, 0.52, 0.54),)).mark(0.01) == "~"
+    assert Figure((0.50,), ((0.508, 0.508),)).mark(0.01) == ""
+    wide = (0.50, 0.52, 0.54)
+    assert Figure((0.50,) * 9, (wide,) * 9).mark(0.01) == "!"  # nine rounds in a row are no chance
+    assert Figure((0.49, 0.55), (wide, wide)).mark(0.01) == ""  # means are compared
+
+
+def test_who_sends_too_few_requests_is_told() -> None:
+    sure, unsure = pair("sure", 1_000.0, 1_000.0), pair("unsure", 50.0, 50.0)
+    assert "--rounds" not in meaning_of_marks([sure])
+    assert "\nunsure: chance may do more than is promised" in meaning_of_marks([sure, unsure])
 
 
 def test_a_trace_in_its_own_tokens() -> None:

@@ -1,6 +1,7 @@
 """A step time read from a run, and one that varies as that run did."""
 
 import random
+from dataclasses import replace
 from statistics import fmean, median
 
 import pytest
@@ -8,10 +9,16 @@ import pytest
 from replica.batch import Batch, Work
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
 from replica.sequence import Sequence
-from sim.bench.replica_model import alone, replica_model
+from sim.bench.replica_model import ReplicaModel, found_idle, replica_model, tuned
+from sim.contender import contender
 from sim.outcome import Outcome
+from sim.simulate import run_once
+from sim.simulation_settings import SimulationSettings
 from sim.step_time.noisy import ALIKE, NoisyStepTime, Sample
 from sim.step_time.presets import PRESETS
+from sim.workload.arrivals import plan_arrivals
+from sim.workload.trace import Trace
+from tests.sim.traces import poisson
 
 TRUE = PrefillCost(fixed_s=0.006, per_token_s=20e-6, attention_tokens=2_000.0)
 STEP_S = 0.002
@@ -45,13 +52,40 @@ def test_what_a_run_took_is_what_the_model_takes() -> None:
         assert fmean(drawn) == pytest.approx(1.25 * true_s, rel=0.1)
 
 
-def test_requests_that_shared_a_replica_tell_nothing() -> None:
+def test_requests_that_found_others_tell_nothing() -> None:
     crowded = run(1, gap_s=0.001)
-    assert len(alone(crowded)) < len(crowded) / 4
+    assert len(found_idle(crowded)) < len(crowded) / 4
     failed = [Outcome(0.0, 100, 0, 0, None, 0.1, 0, error="status 500")]
-    assert alone(failed) == []
+    assert found_idle(failed) == []
     with pytest.raises(ValueError, match="expected at least two lengths"):
         replica_model([failed], DecodeCost(0.001, 0.0))
+
+
+def test_who_was_slow_counts_though_another_came_meanwhile() -> None:
+    """Every 50 ms one to each replica: the slow are still there then. Taken alone, the quick looked usual."""
+    busy = run(1, gap_s=0.025)
+    prefills = [1.25 * TRUE.seconds(o.prompt_tokens - o.cached_tokens, o.cached_tokens) for o in busy]
+    found = found_idle(busy)
+    assert 0.4 * len(busy) < len(found) < len(busy)
+    assert fmean(o.ttft_s or 0.0 for o in found) == pytest.approx(fmean(prefills), rel=0.1)
+
+
+def test_steps_are_as_long_as_makes_the_measured_runs_decode_as_long_as_they_did() -> None:
+    """Two at once on one replica: what both wait for is no longer steps, but each other's prompts."""
+    trace = poisson(200, 0.05, [200, 900], seed=1)
+    trace = replace(trace, requests=tuple(replace(one, output_tokens=12) for one in trace.requests))
+    plan = plan_arrivals(trace)
+    true = replica_model([run(1), run(2)], DecodeCost(0.006, 0.0005))
+
+    def simulated(model: ReplicaModel, sent: Trace) -> list[Outcome]:
+        settings = SimulationSettings(step_time=model.step_time(1))
+        return run_once(sent, plan, contender("round_robin"), 2, 1, settings)
+
+    measured = simulated(true, trace)
+    rough = replace(true, decode=DecodeCost(0.002, 0.0005 / 3.0))
+    found = tuned(rough, [(trace, measured)], simulated)
+    assert found.decode.step_seconds(1) == pytest.approx(true.decode.step_seconds(1), rel=0.02)
+    assert tuned(rough, [(trace, [])], simulated) is rough
 
 
 def test_noise_is_drawn_from_prefills_of_about_that_length() -> None:
