@@ -3,11 +3,14 @@
 The prior is the operator's figures, what model and GPU suggest (``cost_prior``), or a default.
 """
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
-from router.routing.cost_shape import FORGET_PER_OBSERVATION, MOST_PART, CostShape
+from router.routing.cost_shape import FORGET_PER_OBSERVATION, CostShape
+from router.routing.fleet_speed import DECODE_LESSON_WEIGHT, FleetSpeed
+from router.routing.learned_speed import CostFit, Learned, bounded
 from router.routing.ledger import Speed
+from router.routing.work_done import WorkDone
 
 DEFAULT_PREFILL = PrefillCost(fixed_s=0.004, per_token_s=62.5e-6, attention_tokens=64_000.0)
 DEFAULT_DECODE = DecodeCost(fixed_s=0.008, per_sequence_s=60e-6)
@@ -19,159 +22,8 @@ LEARN_ALWAYS: Final = 32
 LEARN_EVERY: Final = 4
 """From ``LEARN_ALWAYS`` observations on lessons are drawn from four at a time: learning costs time, too."""
 FORGET_PER_LESSON: Final = FORGET_PER_OBSERVATION**LEARN_EVERY
-DECODE_LESSON_WEIGHT: Final = 0.08
-PRIOR_OBSERVATIONS_S: Final = 0.05
-SLOWEST: Final = 10_000.0
-FASTEST: Final = 0.000_1
 ERROR_WEIGHT: Final = 0.05
 MOST_ERROR: Final = 10.0
-
-
-class Learned(NamedTuple):
-    """What was learned, to be taken up again by another router or after a restart."""
-
-    busy_s: float
-    predicted_s: float
-    """By the prior, for what was done in ``busy_s``."""
-    prefills: int
-    decode_factor: float
-    decodes: int
-    prior_s: float
-    """What the prior says of 1,000 tokens: what was learned over one says nothing over another."""
-    attention_part: float = 1.0
-    batch_part: float = 1.0
-    """Of attention in a prefill, of sequences in a decode step: times what the prior has (``cost_shape``)."""
-
-    def fits(self, prior_s: float) -> bool:
-        """It can be what was learned, over this prior."""
-        return (
-            0.99 * prior_s < self.prior_s < 1.01 * prior_s
-            and 0.0 < self.busy_s < float("inf")
-            and 0.0 < self.predicted_s < float("inf")
-            and FASTEST <= self.decode_factor <= SLOWEST
-            and 1.0 / MOST_PART <= self.attention_part <= MOST_PART
-            and 1.0 / MOST_PART <= self.batch_part <= MOST_PART
-            and self.prefills >= 0
-            and self.decodes >= 0
-        )
-
-
-class CostFit(NamedTuple):
-    """What work costs on one replica as it is predicted now, and how far off predictions were lately."""
-
-    prefill_fixed_s: float
-    prefill_per_token_s: float
-    attention_tokens: float
-    """Where attention doubles what a token costs (``PrefillCost``)."""
-    step_fixed_s: float
-    step_per_sequence_s: float
-    prefill_error: float
-    """Mean of ``|seen / predicted - 1|`` over about the last 20 lessons, each before it was learned from."""
-    step_error: float
-    """The same of decode steps."""
-
-
-class FleetSpeed:
-    """What the replicas have in common: the factors one is taken to have until it shows its own."""
-
-    __slots__ = (
-        "_busy_s",
-        "_members",
-        "_next_news",
-        "_predicted_s",
-        "_seen",
-        "attention",
-        "attention_part",
-        "batch",
-        "batch_part",
-        "blind",
-        "decode_factor",
-        "prefill_factor",
-    )
-
-    def __init__(self) -> None:
-        self._members: list[ReplicaCost] = []
-        self.blind = False
-        """Other routers send work that is not told of: how long a prefill takes says nothing meanwhile."""
-        self.attention, self.batch = CostShape(), CostShape()
-        self.forget()
-
-    def forget(self) -> None:
-        """The priors changed: factors learned over the old ones mean nothing."""
-        self.prefill_factor = 1.0
-        self.decode_factor = 1.0
-        self.attention_part = self.batch_part = 1.0
-        self.attention.forget()
-        self.batch.forget()
-        self._busy_s = self._predicted_s = PRIOR_OBSERVATIONS_S
-        self._seen = 0
-        self._next_news = 1
-
-    def join(self, cost: "ReplicaCost") -> None:
-        """``cost`` follows the fleet from now on."""
-        self._members.append(cost)
-
-    def leave(self, cost: "ReplicaCost") -> None:
-        """``cost`` follows no longer."""
-        self._members.remove(cost)
-
-    @property
-    def learned(self) -> Learned:
-        """To be taken up again."""
-        return Learned(
-            self._busy_s,
-            self._predicted_s,
-            self._seen,
-            self.decode_factor,
-            self._seen,
-            self._prior_s,
-            self.attention_part,
-            self.batch_part,
-        )
-
-    @property
-    def _prior_s(self) -> float:
-        return sum(member.prior_s for member in self._members) / (len(self._members) or 1)
-
-    def resumed(self, learned: Learned) -> None:
-        """Take up what was learned elsewhere, if that was more."""
-        if learned.fits(self._prior_s) and learned.prefills > self._seen:
-            self._busy_s, self._predicted_s, self._seen = (
-                learned.busy_s,
-                learned.predicted_s,
-                learned.prefills,
-            )
-            self._next_news = self._seen
-            self.prefill_factor = _bounded(self._busy_s / self._predicted_s)
-            self.decode_factor = learned.decode_factor
-            self.attention.believed = self.attention_part = learned.attention_part
-            self.batch.believed = self.batch_part = learned.batch_part
-            self._tell()
-
-    def prefilled(self, busy_s: float, predicted_s: float, attention_s: float) -> None:
-        """Some replica was busy for ``busy_s`` with what the prior puts at ``predicted_s``, attention too."""
-        self.attention.learn(busy_s, predicted_s - attention_s, attention_s)
-        self.attention_part = self.attention.part(1.0)
-        self._busy_s = self._busy_s * FORGET_PER_OBSERVATION + busy_s
-        self._predicted_s = self._predicted_s * FORGET_PER_OBSERVATION + predicted_s
-        self.prefill_factor = _bounded(self._busy_s / self._predicted_s)
-        self._tell()
-
-    def decoded(self, ratio: float, step_s: float, fixed_s: float) -> None:
-        """A replica's decode steps took ``step_s``, ``ratio`` times the prior's with its ``fixed_s``."""
-        prior_s = step_s / ratio
-        self.batch.learn(step_s, fixed_s, prior_s - fixed_s)
-        self.batch_part = self.batch.part(1.0)
-        self.decode_factor += max(DECODE_LESSON_WEIGHT, 1.0 / (self._seen + 2)) * (ratio - self.decode_factor)
-        self._tell()
-
-    def _tell(self) -> None:
-        """Members are told at once while little is known, then every so often: telling costs O(replicas)."""
-        self._seen += 1
-        if self._seen >= self._next_news:
-            self._next_news = self._seen + min(self._seen // 4 + 1, len(self._members))
-            for member in self._members:
-                member.refresh()
 
 
 class ReplicaCost(Speed):
@@ -182,7 +34,9 @@ class ReplicaCost(Speed):
     Both sums forget with a half-life of about 35 requests. A replica that has shown little is taken to be
     like the rest of the fleet: its own factor counts ``n² / (n² + 25)`` after n requests. Without that, a
     replica never used would look faster than all others whenever the prior is too fast. How much of a prefill
-    is attention, and of a step its batch, is learned as in ``cost_shape``, around what the fleet shows.
+    is attention and how much is fixed, and of a step its batch, is learned as in ``cost_shape``, around what
+    the fleet shows. Without that, of two equal replicas the one that gets short prompts would look slower
+    than the one that gets long ones wherever the prior's fixed part is too small.
 
     >>> cost = ReplicaCost(FleetSpeed(), PrefillCost(0.0, 100e-6), DecodeCost(0.01, 0.0))
     >>> for k in range(200):                          # a replica twice as slow as the prior, one at a time
@@ -193,30 +47,26 @@ class ReplicaCost(Speed):
     """
 
     __slots__ = (
-        "_attention",
         "_attention_s",
         "_batch",
-        "_busy_s",
         "_busy_since",
         "_decode",
         "_fixed_s",
         "_fleet",
         "_lesson_at",
-        "_new_attention_s",
-        "_new_busy_s",
+        "_new",
         "_new_fitted_s",
-        "_new_predicted_s",
         "_own_decode_factor",
         "_own_decode_share",
-        "_own_prefill_factor",
         "_own_prefill_share",
         "_per_sequence_s",
         "_per_token_s",
-        "_predicted_s",
         "_prefill",
         "_prefill_error",
+        "_shape",
         "_step_error",
         "_step_s",
+        "_work",
         "decode_factor",
         "prefills_seen",
         "steps_seen",
@@ -232,7 +82,8 @@ class ReplicaCost(Speed):
         self._fleet = fleet
         self._busy_since: float | None = None
         self._lesson_at = 0.0
-        self._attention, self._batch = CostShape(), CostShape()
+        self._shape, self._batch = CostShape(), CostShape()
+        self._work, self._new = WorkDone(), WorkDone()
         self._begin(prefill, decode)
         fleet.join(self)
 
@@ -247,11 +98,12 @@ class ReplicaCost(Speed):
     def _begin(self, prefill: PrefillCost, decode: DecodeCost) -> None:
         self._prefill = prefill
         self._decode = decode
-        self._own_prefill_factor = self._own_decode_factor = 1.0
+        self._own_decode_factor = 1.0
         self._own_prefill_share = self._own_decode_share = 0.0
-        self._busy_s = self._predicted_s = 0.0
-        self._new_busy_s = self._new_predicted_s = self._new_attention_s = self._new_fitted_s = 0.0
-        self._attention.forget()
+        self._work.clear()
+        self._new.clear()
+        self._new_fitted_s = 0.0
+        self._shape.forget()
         self._batch.forget()
         self._prefill_error = self._step_error = 0.0
         self.prefills_seen = 0
@@ -271,22 +123,22 @@ class ReplicaCost(Speed):
 
     def refresh(self) -> None:
         """Work the factors into the coefficients that every decision reads."""
-        fleet = self._fleet
-        self.prefill_factor = factor = fleet.prefill_factor + self._own_prefill_share * (
-            self._own_prefill_factor - fleet.prefill_factor
-        )
-        part = self._attention.part(fleet.attention_part)
-        level = self._attention.level(factor, part, fleet.attention)
-        self._fixed_s = level * self._prefill.fixed_s
+        fleet, work, own = self._fleet, self._work, self._own_prefill_share
+        parts = self._shape.fit(fleet.prefill_parts)
+        self.prefill_factor, level = fleet.prefill_factor, bounded(fleet.work.level(parts))
+        if own:
+            self.prefill_factor += own * (bounded(work.factor) - self.prefill_factor)
+            level += own * (bounded(work.level(parts)) - level)
+        self._fixed_s = level * parts.third * self._prefill.fixed_s
         self._per_token_s = level * self._prefill.per_token_s
-        self._attention_s = part * self._per_token_s / self._prefill.attention_tokens
+        self._attention_s = parts.second * self._per_token_s / self._prefill.attention_tokens
         self.decode_factor = factor = fleet.decode_factor + self._own_decode_share * (
             self._own_decode_factor - fleet.decode_factor
         )
-        part = self._batch.part(fleet.batch_part)
-        level = self._batch.level(factor, part, fleet.batch)
+        parts = self._batch.fit(fleet.batch_parts)
+        level = self._batch.level(factor, parts, fleet.batch)
         self._step_s = level * self._decode.fixed_s
-        self._per_sequence_s = level * part * self._decode.per_sequence_s
+        self._per_sequence_s = level * parts.second * self._decode.per_sequence_s
 
     @property
     def fit(self) -> CostFit:
@@ -304,15 +156,18 @@ class ReplicaCost(Speed):
     @property
     def learned(self) -> Learned:
         """To be taken up again."""
+        work = self._work
         return Learned(
-            self._busy_s,
-            self._predicted_s,
+            work.busy_s,
+            work.token_s,
+            work.attention_s,
+            work.fixed_s,
             self.prefills_seen,
             self._own_decode_factor,
             self.steps_seen,
             self.prior_s,
-            self._attention.part(self._fleet.attention_part),
-            self._batch.part(self._fleet.batch_part),
+            self._shape.fit(self._fleet.prefill_parts),
+            self._batch.fit(self._fleet.batch_parts),
         )
 
     @property
@@ -324,14 +179,14 @@ class ReplicaCost(Speed):
         """Take up what was learned elsewhere, if that was more."""
         if not learned.fits(self.prior_s) or learned.prefills <= self.prefills_seen:
             return
-        self._busy_s, self._predicted_s = learned.busy_s, learned.predicted_s
+        self._work.clear()
+        self._work.add(learned.busy_s, learned.token_s, learned.attention_s, learned.fixed_s)
         self.prefills_seen, self.steps_seen = learned.prefills, learned.decodes
-        self._own_prefill_factor = _bounded(self._busy_s / self._predicted_s)
         self._own_prefill_share = _own_share(self.prefills_seen)
         self._own_decode_factor = learned.decode_factor
         self._own_decode_share = _own_share(self.steps_seen)
-        self._attention.believed = learned.attention_part
-        self._batch.believed = learned.batch_part
+        self._shape.believed = learned.prefill
+        self._batch.believed = learned.batch
         self.refresh()
 
     def prefill_started(self, now: float) -> None:
@@ -347,12 +202,10 @@ class ReplicaCost(Speed):
         self._busy_since = now if still_queued else None
         if self._fleet.blind:
             return
-        self._new_busy_s += now - since
         prior = self._prefill
-        self._new_predicted_s += prior.seconds(new_tokens, position)
-        self._new_attention_s += (
-            prior.per_token_s * new_tokens * (position + 0.5 * new_tokens) / prior.attention_tokens
-        )
+        token_s = prior.per_token_s * new_tokens
+        attention_s = token_s * (position + 0.5 * new_tokens) / prior.attention_tokens
+        self._new.add(now - since, token_s, attention_s, prior.fixed_s)
         self._new_fitted_s += self.prefill_s(new_tokens, position)
         self.prefills_seen += 1
         self._lesson_at = now
@@ -370,28 +223,26 @@ class ReplicaCost(Speed):
         self._lesson_at = now
         self.prefills_seen = min(self.prefills_seen, FADE_FROM) // 2
         self.steps_seen = min(self.steps_seen, FADE_FROM) // 2
-        self._busy_s /= 2.0
-        self._predicted_s /= 2.0
-        self._attention.fade()
+        self._work.keep(0.5)
+        self._shape.fade()
         self._batch.fade()
         self._own_prefill_share = _own_share(self.prefills_seen)
         self._own_decode_share = _own_share(self.steps_seen)
         self.refresh()
 
     def _learn_prefill(self) -> None:
-        busy, predicted, attention = self._new_busy_s, self._new_predicted_s, self._new_attention_s
+        new = self._new
         self._prefill_error += _error_weight(self.prefills_seen) * (
-            _error(busy, self._new_fitted_s) - self._prefill_error
+            _error(new.busy_s, self._new_fitted_s) - self._prefill_error
         )
-        self._new_busy_s = self._new_predicted_s = self._new_attention_s = self._new_fitted_s = 0.0
-        keep = FORGET_PER_OBSERVATION if self.prefills_seen < LEARN_ALWAYS else FORGET_PER_LESSON
-        self._busy_s = self._busy_s * keep + busy
-        self._predicted_s = self._predicted_s * keep + predicted
-        self._own_prefill_factor = _bounded(self._busy_s / self._predicted_s)
+        self._work.keep(FORGET_PER_OBSERVATION if self.prefills_seen < LEARN_ALWAYS else FORGET_PER_LESSON)
+        self._work.add(new.busy_s, new.token_s, new.attention_s, new.fixed_s)
         self._own_prefill_share = _own_share(self.prefills_seen)
-        self._attention.learn(busy, predicted - attention, attention)
+        self._shape.learn(new.busy_s, new.token_s, new.attention_s, new.fixed_s)
         self.refresh()
-        self._fleet.prefilled(busy, predicted, attention)
+        self._fleet.prefilled(new)
+        new.clear()
+        self._new_fitted_s = 0.0
 
     def prefill_abandoned(self, now: float, still_queued: int) -> None:
         """A request left before its first token: what the replica did for it cannot be told."""
@@ -407,7 +258,7 @@ class ReplicaCost(Speed):
         sequences = max(1, sequences)
         fixed_s, step_s = self._decode.fixed_s, seconds / steps
         prior_s = fixed_s + self._decode.per_sequence_s * sequences
-        ratio = _bounded(step_s / prior_s)
+        ratio = bounded(step_s / prior_s)
         self._step_error += _error_weight(self.steps_seen) * (
             _error(step_s, self.step_s(sequences)) - self._step_error
         )
@@ -422,10 +273,6 @@ class ReplicaCost(Speed):
 def _own_share(observations: int) -> float:
     square = observations * observations
     return square / (square + OWN_AFTER_OBSERVATIONS * OWN_AFTER_OBSERVATIONS)
-
-
-def _bounded(factor: float) -> float:
-    return min(SLOWEST, max(FASTEST, factor))
 
 
 def _error(seen_s: float, predicted_s: float) -> float:

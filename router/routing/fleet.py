@@ -16,11 +16,11 @@ from replica.contract.load_report import LoadReport
 from router.routing.availability import Availability
 from router.routing.cache_beliefs import CacheBeliefs
 from router.routing.cache_guard import GuardPrices
-from router.routing.calibration import FleetSpeed
 from router.routing.decider import Decider
 from router.routing.decision import Assessment, Decision
 from router.routing.dispatch import Dispatch
 from router.routing.fleet_settings import FleetSettings
+from router.routing.fleet_speed import FleetSpeed
 from router.routing.hold_queue import Held
 from router.routing.holding import Holding
 from router.routing.hot_prefixes import HotPrefixes

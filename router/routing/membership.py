@@ -2,8 +2,9 @@
 
 from router.routing.availability import Availability
 from router.routing.cache_beliefs import CacheBeliefs
-from router.routing.calibration import FleetSpeed, ReplicaCost
+from router.routing.calibration import ReplicaCost
 from router.routing.fleet_settings import FleetSettings
+from router.routing.fleet_speed import FleetSpeed
 from router.routing.health import Health, HealthState
 from router.routing.replica_state import ReplicaSpec, ReplicaState
 from router.routing.roster import Roster

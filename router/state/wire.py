@@ -9,10 +9,10 @@ from typing import Annotated
 
 import msgspec
 
-from router.routing.calibration import Learned
+from router.routing.learned_speed import Learned
 from router.routing.peer_events import PeerEvent
 
-VERSION = b"\x02"
+VERSION = b"\x03"
 EVERYBODY = "*"
 
 

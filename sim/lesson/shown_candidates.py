@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
-from router.routing.calibration import FleetSpeed, ReplicaCost
+from router.routing.calibration import ReplicaCost
+from router.routing.fleet_speed import FleetSpeed
 from router.routing.ledger import Ledger
 from router.routing.replica_state import ReplicaState
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
-from router.routing.calibration import FleetSpeed, ReplicaCost
+from router.routing.calibration import ReplicaCost
+from router.routing.fleet_speed import FleetSpeed
 from router.routing.health import Health, HealthSettings
 from router.routing.ledger import Ledger
 from router.routing.policies import POLICIES

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
 from router.proxy.explanation import ENOUGH_SEEN, cost_fit
-from router.routing.calibration import DEFAULT_DECODE, DEFAULT_PREFILL, FleetSpeed, ReplicaCost
-from router.routing.cost_shape import MOST_PART, CostShape
+from router.routing.calibration import DEFAULT_DECODE, DEFAULT_PREFILL, ReplicaCost
+from router.routing.cost_shape import AS_PREDICTED, CostShape, Parts
+from router.routing.fleet_speed import FleetSpeed
 
 STEEP = PrefillCost(fixed_s=0.004, per_token_s=62.5e-6, attention_tokens=16_000.0)
 """Attention four times the prior's."""
@@ -68,6 +69,44 @@ def test_a_shape_that_is_right_stays() -> None:
     show(cost, DEFAULT_PREFILL, 400, random.Random(2), noise=0.3)
     assert cost.fit.attention_tokens == pytest.approx(DEFAULT_PREFILL.attention_tokens, rel=0.25)
     assert off(cost, DEFAULT_PREFILL, 1_000) == pytest.approx(1.0, abs=0.15)
+
+
+SMALL = PrefillCost(fixed_s=0.008, per_token_s=10e-6, attention_tokens=8_000.0)
+"""A small model: the fixed part twice the prior's, a token a sixth."""
+
+
+def test_a_fixed_part_is_learned_beside_the_speed() -> None:
+    cost = ReplicaCost(FleetSpeed())
+    rng = random.Random(9)
+    now = 0.0
+    for _ in range(400):
+        new = rng.choice([30, 100, 300, 1_500, 4_000])
+        cost.prefill_started(now)
+        now += SMALL.seconds(new) * rng.lognormvariate(0.0, 0.1)
+        cost.prefill_finished(now, new, 0, still_queued=0)
+    for new in (30, 300, 1_500, 4_000):
+        assert off(cost, SMALL, new) == pytest.approx(1.0, abs=0.2)
+
+
+def test_equal_replicas_that_do_unlike_work_are_believed_equal() -> None:
+    """One serves short warm prompts, one long cold ones, as affinity has it; neither is faster."""
+    fleet = FleetSpeed()
+    warm, cold = ReplicaCost(fleet), ReplicaCost(fleet)
+    rng = random.Random(10)
+    now = 0.0
+    for _ in range(400):
+        for cost, new, position in (
+            (warm, rng.randint(20, 200), 1_500),
+            (cold, rng.randint(1_000, 3_000), 0),
+        ):
+            cost.prefill_started(now)
+            seconds = SMALL.seconds(new, position) * rng.lognormvariate(0.0, 0.1)
+            cost.prefill_finished(now + seconds, new, position, still_queued=0)
+        now += 1.0
+    for new, position in ((100, 1_500), (2_000, 0)):
+        believed = warm.prefill_s(new, position), cold.prefill_s(new, position)
+        assert max(believed) < 1.25 * min(believed)
+        assert believed[0] == pytest.approx(SMALL.seconds(new, position), rel=0.3)
 
 
 def test_a_new_replica_takes_the_shape_of_the_others() -> None:
@@ -128,22 +167,26 @@ def test_what_was_learned_can_be_taken_up() -> None:
     show(one, STEEP, 300, random.Random(8))
     other.resumed(one.learned)
     assert off(other, STEEP, 40_000) == pytest.approx(1.0, abs=0.3)
-    absurd = one.learned._replace(attention_part=1e9, prefills=10_000)
+    absurd = one.learned._replace(prefill=Parts(1e9, 1.0), prefills=10_000)
     other.resumed(absurd)
     assert other.prefills_seen == one.prefills_seen, "not believed"
 
 
-@given(st.lists(st.tuples(st.floats(1e-6, 1e6), st.floats(1e-6, 1e3), st.floats(1e-9, 1e3)), max_size=60))
+SECONDS = st.floats(1e-9, 1e3)
+SEEN = st.just(0.0) | st.floats(1e-6, 1e6)
+
+
+@given(st.lists(st.tuples(SEEN, SECONDS, SECONDS, SECONDS), max_size=60))
 @settings(deadline=None)
-def test_whatever_is_seen_a_part_is_bounded_and_more_work_costs_more(
-    lessons: list[tuple[float, float, float]],
+def test_whatever_is_seen_parts_are_bounded_and_more_work_costs_more(
+    lessons: list[tuple[float, float, float, float]],
 ) -> None:
     shape = CostShape()
-    for seen, first, second in lessons:
-        shape.learn(seen, first, second)
-        part = shape.part(1.0)
-        assert 1.0 / MOST_PART <= part <= MOST_PART
-        assert shape.level(1.0, part, CostShape()) > 0.0
+    for seen, first, second, third in lessons:
+        shape.learn(seen, first, second, third)
+        parts = shape.fit(AS_PREDICTED)
+        assert parts == parts.bounded
+        assert shape.level(1.0, parts, CostShape()) > 0.0
 
 
 @given(
@@ -163,7 +206,7 @@ def test_scaling_all_times_scales_what_is_learned(
     for scale in (1.0, factor):
         prior = PrefillCost(0.004 * scale, 62.5e-6 * scale, 64_000.0)
         cost = ReplicaCost(FleetSpeed(), prior)
-        cost._fleet._busy_s = cost._fleet._predicted_s = 0.05 * scale
+        cost._fleet.work.keep(scale)
         now = 0.0
         for seconds, new, position in requests:
             cost.prefill_started(now)

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
-from router.routing.calibration import FleetSpeed, ReplicaCost
+from router.routing.calibration import ReplicaCost
 from router.routing.decision import Reason
+from router.routing.fleet_speed import FleetSpeed
 from router.routing.policies import POLICIES
 from router.routing.policies.bounded_hash import BoundedHash
 from router.routing.policies.least_loaded import LeastLoaded

@@ -1,0 +1,63 @@
+"""What was learned of a replica's speed: to be taken up by another router, and for reports."""
+
+from typing import Final, NamedTuple
+
+from router.routing.cost_shape import AS_PREDICTED, Parts
+
+SLOWEST: Final = 10_000.0
+FASTEST: Final = 0.000_1
+
+
+class Learned(NamedTuple):
+    """What was learned, to be taken up again by another router or after a restart."""
+
+    busy_s: float
+    token_s: float
+    """By the prior, for the tokens of what was done in ``busy_s``; likewise the next two."""
+    attention_s: float
+    fixed_s: float
+    prefills: int
+    decode_factor: float
+    decodes: int
+    prior_s: float
+    """What the prior says of 1,000 tokens: what was learned over one says nothing over another."""
+    prefill: Parts = AS_PREDICTED
+    """Attention and the fixed part of a prefill: times what the prior has (``cost_shape``)."""
+    batch: Parts = AS_PREDICTED
+    """Sequences in a decode step: likewise."""
+
+    def fits(self, prior_s: float) -> bool:
+        """It can be what was learned, over this prior."""
+        return (
+            0.99 * prior_s < self.prior_s < 1.01 * prior_s
+            and 0.0 < self.busy_s < float("inf")
+            and self.token_s >= 0.0
+            and self.attention_s >= 0.0
+            and self.fixed_s >= 0.0
+            and 0.0 < self.token_s + self.attention_s + self.fixed_s < float("inf")
+            and FASTEST <= self.decode_factor <= SLOWEST
+            and self.prefill == self.prefill.bounded
+            and self.batch == self.batch.bounded
+            and self.prefills >= 0
+            and self.decodes >= 0
+        )
+
+
+class CostFit(NamedTuple):
+    """What work costs on one replica as it is predicted now, and how far off predictions were lately."""
+
+    prefill_fixed_s: float
+    prefill_per_token_s: float
+    attention_tokens: float
+    """Where attention doubles what a token costs (``PrefillCost``)."""
+    step_fixed_s: float
+    step_per_sequence_s: float
+    prefill_error: float
+    """Mean of ``|seen / predicted - 1|`` over about the last 20 lessons, each before it was learned from."""
+    step_error: float
+    """The same of decode steps."""
+
+
+def bounded(factor: float) -> float:
+    """No further off the prior than is believed."""
+    return min(SLOWEST, max(FASTEST, factor))
