@@ -180,7 +180,7 @@ def meaning_of_marks(pairs: Sequence[Pair]) -> str:
     ]
     if coarse:
         told += (
-            f"\n{', '.join(coarse)}: chance may do more than is promised; send more --requests or --rounds"
+            f"\nchance may do more than is promised under {', '.join(coarse)}: send more --requests or --rounds"
         )
     return told
 
