@@ -21,6 +21,7 @@ UNSUPPORTED = {
     "bad_words": "use logit_bias",
     "allowed_token_ids": "use logit_bias",
     "truncate_prompt_tokens": "shorten the prompt",
+    "prompt_embeds": "give the prompt as text or token ids",
     "chat_template": "this replica uses the model's own",
     "chat_template_kwargs": "this replica gives the model's template no values but messages and tools",
     "documents": "put their text into a message",

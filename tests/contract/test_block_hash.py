@@ -45,7 +45,7 @@ def test_golden_chain():
     assert hash_number(bytes.fromhex(GOLDEN_CHAIN[1])) == 9768367425395951382
 
 
-def test_b021_the_same_in_every_process():
+def test_h1_h2_b021_the_same_in_every_process_whatever_seeds_it_is_given():
     code = "from replica.contract.block_hash import *; print(chain(range(32), 16, root_hash())[1].hex())"
     for seed in ("0", "1"):
         environment = {

@@ -34,6 +34,22 @@ def test_vllm_reference_vectors(
     assert naming.keys(range(16), salt="salt1") == [salted]
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "seed", "begins", "ends"),
+    [
+        ("sha256_cbor", None, "9bd96a48", "9581eef0"),
+        ("sha256_cbor", "0", "4e1195df", "f2e61c3e"),
+        ("sha256", None, "066b1e89", "0d71198"),
+        ("sha256", "0", "1973e238", "4b14aa7c"),
+    ],
+)
+def test_h1_vllm_s_digest_before_the_first_block_is_of_its_seed(
+    algorithm: vllm_block_hash.VllmAlgorithm, seed: str | None, begins: str, ends: str
+) -> None:
+    digest = vllm_block_hash._digest_before_first(algorithm, seed).hex()
+    assert len(digest) == 64 and digest.startswith(begins) and digest.endswith(ends)
+
+
 def test_recorded_prompts_have_the_hashes_that_vllm_announced() -> None:
     naming = BlockNaming("sha256", BLOCK_TOKENS)
     announced = {

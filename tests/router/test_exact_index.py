@@ -147,7 +147,7 @@ def test_a_recorded_vllm_agrees_without_being_configured() -> None:
     assert not index.notices
 
 
-def test_a_vllm_with_an_unknown_seed_is_translated_and_said_so() -> None:
+def test_h2_a_vllm_with_an_unknown_seed_is_translated_and_said_so() -> None:
     index = ExactIndex([BlockSettings("sha256", BLOCK_TOKENS, seed="0")], ROOMY)
     for batch in wire_batches()[:7]:
         tell(index, 0, list(batch.decoded.events))

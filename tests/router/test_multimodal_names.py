@@ -30,7 +30,7 @@ def test_h5_m9_same_tokens_under_another_image_have_other_names_from_its_block_o
     assert cat == naming.keys(tokens, items=[MultimodalItem("cat", 20, 10)])
 
 
-def test_m9_vllm_s_tuples() -> None:
+def test_h7_m9_vllm_s_tuples() -> None:
     """Each block's, written out; the salt comes after the images."""
     tokens = tuple(range(64))
     parent = sha256(pickle.dumps("vllm-none-hash", protocol=5)).digest()
