@@ -180,7 +180,8 @@ def meaning_of_marks(pairs: Sequence[Pair]) -> str:
     ]
     if coarse:
         told += (
-            f"\nchance may do more than is promised under {', '.join(coarse)}: send more --requests or --rounds"
+            f"\nchance may do more than is promised under {', '.join(coarse)}: "
+            "send more --requests or --rounds"
         )
     return told
 
