@@ -1,7 +1,10 @@
 """The comparison for people: a table per load with intervals, and what each policy gains or loses."""
 
+from collections.abc import Iterator, Sequence
+
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from sim.compare import MEASURES, Cell, Comparison, Measure
@@ -9,7 +12,7 @@ from sim.estimates import Estimate
 
 
 def print_comparison(comparison: Comparison, console: Console, load_unit: str) -> None:
-    """One table per rate."""
+    """One table per rate, or several one below another where the console is narrow."""
     reference = comparison.cells[0].policy
     for rate in dict.fromkeys(cell.rate for cell in comparison.cells):
         cells = [cell for cell in comparison.cells if cell.rate == rate]
@@ -18,19 +21,34 @@ def print_comparison(comparison: Comparison, console: Console, load_unit: str) -
             f"95% intervals; small figures: against {reference}, seed by seed",
             soft_wrap=True,
         )
-        console.print(_table(comparison, cells))
+        for table in _tables(comparison, cells, MEASURES, console):
+            console.print(table)
 
 
-def _table(comparison: Comparison, cells: list[Cell]) -> Table:
+def _tables(
+    comparison: Comparison, cells: list[Cell], measures: Sequence[Measure], console: Console
+) -> Iterator[Table]:
+    """``measures`` in as few tables as fit."""
+    table = _table(comparison, cells, measures)
+    free = console.options.update(max_width=1_000)
+    half = (len(measures) + 1) // 2
+    if len(measures) < 2 or Measurement.get(console, free, table).maximum <= console.width:
+        yield table
+        return
+    yield from _tables(comparison, cells, measures[:half], console)
+    yield from _tables(comparison, cells, measures[half:], console)
+
+
+def _table(comparison: Comparison, cells: list[Cell], measures: Sequence[Measure]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("policy", no_wrap=True)
-    for measure in MEASURES:
+    for measure in measures:
         table.add_column(measure.label, justify="right", no_wrap=True)
     table.add_column("errors", justify="right", no_wrap=True)
-    best = {measure.name: _best(cells, measure) for measure in MEASURES}
+    best = {measure.name: _best(cells, measure) for measure in measures}
     for cell in cells:
         row = [cell.policy]
-        for measure in MEASURES:
+        for measure in measures:
             text = _value(cell.estimate(measure), measure.digits)
             if cell.policy == best[measure.name]:
                 text = f"[bold]{text}[/bold]"

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from sim.results import CLIENT_LIMIT, LATE_LIMIT_S, Result
 
-PLAIN_WIDTH = 132
+PLAIN_WIDTH = 140
 """Columns of output that is no terminal: wide enough for the whole table."""
 ROUNDING = 0.0005
 """Shares are shown with three digits."""

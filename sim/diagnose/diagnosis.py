@@ -45,6 +45,7 @@ class Diagnosis:
     """Of every block that an infinite cache would have had, in rising order, in tokens."""
     engine: EngineEvidence | None
     prefill_s_per_token: float
+    """Of a cold prompt of mean length, beyond what a step takes that computes next to nothing."""
     requests_per_day: float | None
     """``None`` where the sample has no times."""
 
@@ -106,7 +107,10 @@ def diagnose(
         down.append((Cause.ENGINE, measured_tokens))
     requests = sum(counted)
     mean_tokens = max(1, prompt_tokens // max(1, requests))
-    cold_s = cold_prefill_s(settings.step_time, mean_tokens, settings.replica.max_batched_tokens)
+    cold_s, least_s = (
+        cold_prefill_s(settings.step_time, tokens, settings.replica.max_batched_tokens)
+        for tokens in (mean_tokens, 1)
+    )
     return Diagnosis(
         sample=sample,
         replicas=replicas,
@@ -132,7 +136,7 @@ def diagnose(
             )
         ),
         engine=engine_evidence(sample, expected, counted),
-        prefill_s_per_token=cold_s / mean_tokens,
+        prefill_s_per_token=(cold_s - least_s) / max(1, mean_tokens - 1),
         requests_per_day=_per_day(replayed, counted) if sample.timed else None,
     )
 

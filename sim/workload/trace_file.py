@@ -170,7 +170,7 @@ def _request(path: Path, line: int, row: dict[str, Any], size: int) -> TraceRequ
         raise TraceError(
             f"{path}, line {line}: {len(ids)} hash_ids, but {tokens} tokens in blocks of {size} need {full}"
             + (f" (full blocks) or {last}" if last > full else "")
-            + "; give the trace's own block size if it is another"
+            + "; give the trace's own block size if it is another (--block-size)"
         )
     session = row.get("session_id")
     delay = row.get("delay")

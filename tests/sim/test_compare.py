@@ -1,15 +1,18 @@
 """Comparisons: intervals, pairing, pictures; and the decisions in which two policies part."""
 
 import importlib.util
+import io
 import json
 import random
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import warmroute
 from sim.compare import MEASURES, compare
 from sim.compare_picture import NoMatplotlib, require_matplotlib, write_picture
+from sim.compare_view import print_comparison
 from sim.estimates import estimate, paired_difference, paired_ratio
 from sim.explain import explain_differences, lines
 from sim.simulate import SimulationSettings, simulate
@@ -69,6 +72,20 @@ def test_every_cell_is_the_simulation_of_its_seed() -> None:
     better = made.against_reference(made.cells[3], ttft)
     assert better is not None and better.mean < 0.0
     assert made.cells[2].load == pytest.approx(2 * made.cells[0].load)
+
+
+@pytest.mark.parametrize("width", [70, 80, 140])
+def test_no_figure_is_cut_off_where_the_console_is_narrow(width: int) -> None:
+    made = compare(small, ["round_robin", "predicted_finish"], seeds=3, replicas=3, settings=FEW)
+    out = io.StringIO()
+    print_comparison(made, Console(file=out, width=width), "requests a second")
+    told = out.getvalue()
+    assert "…" not in told and max(map(len, told.splitlines()[1:])) <= width
+    assert told.count("errors") == told.count(" policy ") and (told.count("errors") == 1) == (width == 140)
+    for measure in MEASURES:
+        assert measure.label in told
+    for cell in made.cells:
+        assert f"{cell.estimate(MEASURES[0]).mean:.2f} ±" in told  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

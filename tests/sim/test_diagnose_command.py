@@ -68,6 +68,20 @@ def test_json_adds_up(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert made["counted"] < made["requests"], "a log with times warms up first"
 
 
+def test_what_a_fix_saves_can_be_checked_by_hand(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A step takes 8 ms whatever is in it: a hit saves its tokens alone, 62.5 µs each, more deep down."""
+    arguments = ("--warmup", "0", "--json", "--dollars-per-hour", "3")
+    code, out, _ = run(capsys, write(tmp_path, log_rows()), *arguments)
+    told = orjson.loads(out)
+    assert code == 0
+    mean = told["prompt_tokens"] // told["counted"]
+    token_ms = 0.0625 * (mean * (1 + mean / 2 / 64_000) - (1 + 0.5 / 64_000)) / (mean - 1)
+    (fix, *_) = told["findings"]
+    assert fix["ms_per_request"] == pytest.approx(fix["tokens"] / told["counted"] * token_ms, abs=1e-3)
+    a_day = 86_400.0  # one request a second
+    assert fix["dollars_per_day"] == pytest.approx(fix["ms_per_request"] / 1e3 * a_day / 3_600 * 3, rel=1e-3)
+
+
 def test_html_is_one_safe_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     code, _, _ = run(capsys, write(tmp_path, log_rows()), "--html", str(page))
