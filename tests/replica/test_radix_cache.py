@@ -1,9 +1,7 @@
 """The radix cache beyond the contract: token-level hits, one copy, page alignment, eviction orders, a twin.
 
-Cases of the radix list of the conformance file are named test_r_, its invariants test_invariant_ with their
-letter. Those without a test of that name: a and b (every page has one owner) are in check_invariants, after
-every step of the state machines; f (events rebuild the set of keys) is in test_replica_state_machine; g (a
-hit leaves a token) and h (what was stored is found) are in test_cache_contract.
+Cases of the radix list of docs/conformance.md are named test_r_, its invariants test_invariant_ with their
+letter.
 """
 
 import doctest
