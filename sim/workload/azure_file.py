@@ -7,7 +7,7 @@ CSV with columns TIMESTAMP, ContextTokens, GeneratedTokens (github.com/Azure/Azu
 import csv
 import gzip
 import zlib
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from sim.workload.trace import Trace, TraceError, TraceRequest
@@ -44,16 +44,20 @@ def read_azure_file(path: str | Path, *, requests: int | None = None) -> Trace:
     as_written = [time_s for time_s, _, _ in made]
     made.sort(key=lambda row: row[0])
     moved = sum(one != row[0] for one, row in zip(as_written, made, strict=True))
-    remarks = (f"{moved} rows are not in order: sorted by TIMESTAMP",) if moved else ()
+    remarks = [f"{moved} rows are not in order: sorted by TIMESTAMP"] if moved else []
+    empty = sum(not (prompt and output) for _, prompt, output in made)
+    if empty:
+        remarks.append(f"{empty} rows have a prompt or an answer of no token: read as 1")
     start_s = made[0][0]
     out: list[TraceRequest] = []
     next_id = 0
-    for time_s, prompt, output in made[:requests]:
+    for time_s, told_prompt, told_output in made[:requests]:
+        prompt, output = max(1, told_prompt), max(1, told_output)
         blocks = prompt // BLOCK_TOKENS
         ids = tuple(range(next_id, next_id + blocks))
         next_id += blocks
         out.append(TraceRequest(prompt, output, ids, timestamp_ms=1e3 * (time_s - start_s)))
-    return Trace(path.name, BLOCK_TOKENS, tuple(out), remarks)
+    return Trace(path.name, BLOCK_TOKENS, tuple(out), tuple(remarks))
 
 
 def _row(path: Path, line: int, row: list[str]) -> tuple[float, int, int]:
@@ -66,9 +70,11 @@ def _row(path: Path, line: int, row: list[str]) -> tuple[float, int, int]:
             f"{path}, line {line}: {','.join(row)}; expected a time and two whole numbers of tokens"
         ) from None
     try:
-        time_s = datetime.fromisoformat(row[0]).timestamp()
+        time = datetime.fromisoformat(row[0])
     except ValueError:
         raise TraceError(
             f"{path}, line {line}: TIMESTAMP is {row[0]!r}, expected a time such as 2023-11-16 18:15:46.68"
         ) from None
-    return time_s, max(1, prompt), max(1, output)
+    if time.tzinfo is None:  # not this machine's zone, whose clocks may have changed meanwhile
+        time = time.replace(tzinfo=UTC)
+    return time.timestamp(), prompt, output

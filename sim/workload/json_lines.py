@@ -10,6 +10,8 @@ import orjson
 
 from sim.workload.trace import TraceError
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""Before the first line of files that some editors wrote."""
 Row = tuple[int, dict[str, Any]]
 """(line, counted from 1; the object on it)."""
 
@@ -25,7 +27,7 @@ def json_lines(path: Path, expected: str) -> Iterator[Row]:
             raw = gzip.decompress(raw)
     except (OSError, EOFError, zlib.error) as error:
         raise TraceError(f"{path}: cannot be read: {error}") from error
-    for number, line in enumerate(raw.split(b"\n"), 1):
+    for number, line in enumerate(raw.removeprefix(BYTE_ORDER_MARK).split(b"\n"), 1):
         if not line.strip():
             continue
         try:

@@ -1,6 +1,7 @@
 """Seeded workloads: what they promise about sharing, times and lengths; Azure's files."""
 
 import gzip
+import time
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, pstdev
@@ -170,6 +171,27 @@ def test_the_2024_form_is_read(tmp_path: Path) -> None:
         AZURE + "2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10 00:00:00.017335+00:00,2399,6\n"
     )
     assert read_azure_file(path).requests[1].timestamp_ms == pytest.approx(7.405, abs=0.01)
+
+
+def test_azure_rows_without_tokens_are_read_as_one_and_said(tmp_path: Path) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text(AZURE + "2023-11-16 18:17:03,0,4\n2023-11-16 18:17:04,5,0\n2023-11-16 18:17:05,6,7\n")
+    trace = read_azure_file(path)
+    assert [(one.prompt_tokens, one.output_tokens) for one in trace.requests] == [(1, 4), (5, 1), (6, 7)]
+    assert trace.remarks == ("2 rows have a prompt or an answer of no token: read as 1",)
+
+
+def test_azure_times_are_the_same_in_every_zone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Berlin's clocks go back at 3:00 of that night: an hour would be told twice."""
+    path = tmp_path / "azure.csv"
+    path.write_text(AZURE + "2023-10-29 01:30:00,5,5\n2023-10-29 03:30:00,5,5\n")
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+    time.tzset()
+    try:
+        assert [one.timestamp_ms for one in read_azure_file(path).requests] == [0.0, 7_200_000.0]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,12 @@ def test_B087_gzip_blank_lines_and_64_bit_ids(tmp_path: Path) -> None:
     assert read_trace(negative).requests[0].block_ids == (2**64 - 1,)  # the same 64 bits
 
 
+def test_a_byte_order_mark_before_the_first_row_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(row()).encode() + b"\r\n")
+    assert len(read_trace(path).requests) == 1
+
+
 def test_B051_unsorted_timestamps_are_sorted_and_ties_keep_their_order(tmp_path: Path) -> None:
     rows = [row(at=9, tokens=600, ids=[1]), row(at=3, tokens=601, ids=[1]), row(at=3, tokens=602, ids=[1])]
     trace = read_trace(write(tmp_path / "t.jsonl", rows))
