@@ -59,8 +59,9 @@ class Onlooker(Watcher):
     ) -> None:
         self.metrics_every_s = None if reservations else metrics_every_s
         self.moments: list[Moment] = []
-        self._rule = make(rng)
-        self._well_informed = make(random.Random(rng.random()))
+        self._rng, self._informed_rng = rng, random.Random()
+        self._rule = make(self._rng)
+        self._well_informed = make(self._informed_rng)
         self._watchers = [one for one in (self._rule, self._well_informed) if isinstance(one, Watcher)]
         self._from_s = from_s
         self._frozen = None if reservations else FrozenLedgers()
@@ -129,6 +130,7 @@ class Onlooker(Watcher):
             as_shown = [shown(c, frozen.ledger(c.index, now)) for c in candidates]
             age_s = now - frozen.read_at_s
         seen = self._rule.assess(request, as_shown)
+        self._informed_rng.setstate(self._rng.getstate())  # a tie that falls otherwise is no wrong number's
         decided = self._rule.choose(request, as_shown)
         informed = self._informed(request)
         right = self._well_informed.assess(informed, as_they_are)
