@@ -158,9 +158,16 @@ def _explain(
 
 def _title(args: argparse.Namespace, trace: Trace, settings: SimulationSettings) -> str:
     return (
-        f"{trace.name}: {len(trace.requests):,} requests on {args.replicas} replicas of "
+        f"{trace.name}: {len(trace.requests):,} requests {_fleet(args)} of "
         f"{settings.replica.capacity_tokens:,} KV tokens ({described_step_time(args)})"
     )
+
+
+def _fleet(args: argparse.Namespace) -> str:
+    """Like ``on 8 replicas``, ``by 2 routers on 6 replicas and 2 that answer for them``."""
+    routers = "" if args.routers == 1 else f"by {args.routers} routers "
+    pool = f" and {args.decode_pool} that answer for them" if args.decode_pool else ""
+    return f"{routers}on {args.replicas} replicas{pool}"
 
 
 def _print_table(
@@ -173,7 +180,7 @@ def _print_table(
     measured = results[0].requests
     ideal = results[0].ideal_cached_share
     title = (
-        f"{traffic(trace, args.rate)} on {args.replicas} replicas of "
+        f"{traffic(trace, args.rate)} {_fleet(args)} of "
         f"{settings.replica.capacity_tokens:,} KV tokens ({described_step_time(args)}), seed {args.seed}\n"
         f"measured: the last {measured:,} (the first {args.warmup:.0%} of the time warms the caches)"
     )

@@ -6,7 +6,7 @@ silence, for it was predicted to be long.
 
 from typing import Final
 
-from router.routing.calibration import FleetSpeed
+from router.routing.fleet_speed import FleetSpeed
 from router.routing.in_flight import InFlight
 from router.routing.kv_route import Step
 from router.routing.roster import Roster

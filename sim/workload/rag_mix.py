@@ -61,8 +61,8 @@ def rag_trace(mix: RagMix | None = None, *, requests: int = 2_000, seed: int = 1
         segments.append((("question", number), question))
         total = sum(length for _, length in segments)
         made.append(TraceRequest(total, output, names.ids(segments), timestamp_ms=1e3 * next(times)))
-    order = "sorted" if mix.sorted_passages else "any order"
-    return Trace(f"rag, passages in {order}", BLOCK_TOKENS, tuple(made))
+    order = "sorted" if mix.sorted_passages else "in any order"
+    return Trace(f"rag, passages {order}", BLOCK_TOKENS, tuple(made))
 
 
 def _retrieve(rng: random.Random, mix: RagMix, popularity: list[float]) -> Iterator[int]:

@@ -24,6 +24,13 @@ def test_the_table_names_policies_and_what_was_run(capsys: pytest.CaptureFixture
     assert said.splitlines()[0] == "round_robin: 60 requests"
 
 
+def test_the_title_tells_pools_and_routers(capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = ["--decode-pool", "1", "--routers", "3", "--peer-lag", "0.1"]
+    assert warmroute.main([*FEW, "--policy", "predicted_finish", *fleet]) == 0
+    title = capsys.readouterr().out.splitlines()[0]
+    assert "60 requests by 3 routers on 2 replicas and 1 that answer for them of" in title
+
+
 def test_json_is_one_object_per_policy(capsys: pytest.CaptureFixture[str]) -> None:
     assert warmroute.main([*FEW, "--policy", "round_robin,power_of_two", "--json", "--warmup", "0"]) == 0
     rows = json.loads(capsys.readouterr().out)
