@@ -52,7 +52,7 @@ class StateConfig(Section):
     lease_s: Annotated[float, Field(ge=0.5, le=300)] = 5.0
     """A router that is not heard for so long is gone, and with it all it had in flight."""
     flush_ms: Annotated[float, Field(ge=1, le=1_000)] = 5.0
-    """News is gathered for so long before it is sent."""
+    """News is sent at once, but never so soon after what was sent before: it is gathered meanwhile."""
     timeout_ms: PositiveFloat = 1_000.0
     """For each command. Requests never wait for one."""
 

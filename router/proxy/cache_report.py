@@ -39,6 +39,7 @@ _BLOCKS = {
     "unknown_removals": "Removals of blocks that were not held.",
     "unnamed": "Events and hashes that could not be translated.",
     "overflows": "How often too many blocks were told of and all forgotten.",
+    "unkept": "Blocks of slower tiers that were not kept, for want of room.",
 }
 
 

@@ -10,8 +10,11 @@ name stands for its whole prefix and ``match`` is a walk until the first name a 
 - **Expected blocks.** Between the choice of a replica and its event a request's siblings should meet there:
   ``expect`` counts the request's blocks as held until ``settle``. (A running request pins its blocks in the
   engine, so what is expected is not evicted meanwhile.)
-- **Bounds.** A replica that seems to hold more than ``max_blocks`` has lost removals on the way: everything
-  it told is forgotten and learned anew (``overflows``).
+- **Bounds.** A replica that seems to hold more on its device than it has room for (``set_capacity``), and
+  more than ``max_blocks``, has lost removals on the way: everything it told is forgotten and learned anew
+  (``overflows``). So whatever is sent to an engine that tells the truth, nobody's blocks leave the index
+  but those the engine evicted. Of slower tiers no more than ``max_blocks`` are kept, further ones are not
+  (``unkept``): what is known of the device stays.
 
 Parents are not stored: a chained name already implies its parent. A run whose parent is not held is counted
 (``unknown_parents``, the sign of a lost batch) and kept: it can be hit again once its head is back.
@@ -31,7 +34,10 @@ from router.routing.counted_holders import CountedHolders
 from router.routing.replica_bits import bits
 
 MAX_BLOCKS = 1_000_000
-"""Per replica, all tiers together; 16 million tokens in blocks of 16."""
+"""Per replica on the device, if it has no room for more, and once more in all slower tiers together; 16
+million tokens in blocks of 16."""
+SLACK = 8
+"""An engine's own count of its blocks may leave out some: an eighth more is no sign of lost removals."""
 MAX_TIERS = 8
 OTHER_MEDIUM = "OTHER"
 """Where media end up when an engine names more of them than ``MAX_TIERS``."""
@@ -67,6 +73,10 @@ class BlockIndex:
         """Removals of what was not held, by replica."""
         self.overflows = [0] * replicas
         """How often too much was told and all of it forgotten, by replica."""
+        self.unkept = [0] * replicas
+        """Blocks of slower tiers for which there was no room, by replica."""
+        self._most = [max_blocks] * replicas
+        """Blocks on the device, by replica."""
 
     def add_replica(self) -> None:
         """Make room for one more replica, holding nothing; its index is the next."""
@@ -74,15 +84,25 @@ class BlockIndex:
         self._all = (1 << self._replicas) - 1
         for holders in (*self._tiers.values(), self._expected):
             holders.add_replica()
-        for counts in (self.unknown_parents, self.unknown_removals, self.overflows):
+        for counts in self._counts:
             counts.append(0)
+        self._most.append(self._max_blocks)
 
     def replica_gone(self, replica: int) -> None:
         """Another replica may get this index: nothing is held, nothing was ever told."""
         self.cleared(replica)
         self._expected.clear(replica)
-        for counts in (self.unknown_parents, self.unknown_removals, self.overflows):
+        for counts in self._counts:
             counts[replica] = 0
+        self._most[replica] = self._max_blocks
+
+    def set_capacity(self, replica: int, blocks: int) -> None:
+        """``replica`` has room for so many on its device, it says."""
+        self._most[replica] = max(self._max_blocks, blocks + blocks // SLACK)
+
+    @property
+    def _counts(self) -> tuple[list[int], ...]:
+        return self.unknown_parents, self.unknown_removals, self.overflows, self.unkept
 
     # --- what replicas tell ---------------------------------------------------------------------
 
@@ -104,11 +124,16 @@ class BlockIndex:
             self.unknown_parents[replica] += 1
         if not copies:
             hashes = [value for value in hashes if not tier.masks.get(block_name(value), 0) >> replica & 1]
+        if tier is not self._device:
+            hashes = list(hashes)
+            if not self.keeps(replica, len(hashes), medium):
+                self.unkept[replica] += len(hashes)
+                return 0
         add = tier.add
         new = 0
         for value in hashes:
             new += add(replica, value if type(value) is int and value >= 0 else block_name(value))
-        if new and self._held_in_all(replica) > self._max_blocks:
+        if tier.held[replica] > self._most[replica]:
             self.overflows[replica] += 1
             self.cleared(replica)
         return new
@@ -120,10 +145,18 @@ class BlockIndex:
         for value in hashes:
             last = tier.remove(replica, block_name(value))
             if last is None:
-                self.unknown_removals[replica] += 1
+                if tier is self._device or not self.unkept[replica]:
+                    self.unknown_removals[replica] += 1
             else:
                 gone += last
         return gone
+
+    def keeps(self, replica: int, blocks: int, medium: str | None) -> bool:
+        """There is room for so many more blocks of ``replica`` in that tier."""
+        if medium is None or medium == DEVICE_MEDIUM:
+            return True
+        slower = sum(tier.held[replica] for tier in self._tiers.values()) - self._device.held[replica]
+        return slower + blocks <= self._max_blocks
 
     def cleared(self, replica: int) -> None:
         """``replica`` holds nothing, in any tier. What is expected stays: it is yet to come. O(blocks)."""
@@ -220,9 +253,6 @@ class BlockIndex:
         """Distinct (replica, block) pairs that are expected; 0 when nothing is in flight."""
         return sum(self._expected.held)
 
-    def _held_in_all(self, replica: int) -> int:
-        return sum(tier.held[replica] for tier in self._tiers.values())
-
     def _tier(self, medium: str | None) -> CountedHolders:
         if medium is None or medium == DEVICE_MEDIUM:
             return self._device
@@ -238,7 +268,8 @@ class BlockIndex:
         for tier in (*self._tiers.values(), self._expected):
             tier.check_invariants()
         for replica in range(self._replicas):
-            assert self._held_in_all(replica) <= self._max_blocks, "bound"
+            assert self._device.held[replica] <= self._most[replica], "bound of the device"
+            assert self.keeps(replica, 0, OTHER_MEDIUM), "bound of slower tiers"
 
 
 def block_name(value: BlockHash) -> int:

@@ -8,7 +8,7 @@ tokens do not fit its blocks, cannot be named and is left out: no credit rather 
 Cost: about 1.5 µs and 200 bytes per block, on top of the block index.
 """
 
-from replica.contract.kv_events import BlocksRemoved, BlocksStored
+from replica.contract.kv_events import BlockHash, BlocksRemoved, BlocksStored
 from router.routing.block_index import block_name
 from router.routing.block_naming import token_key, token_root
 
@@ -88,6 +88,10 @@ class EngineNames:
             else:
                 self._more_copies[name] = more - 1
         return keys
+
+    def key(self, value: BlockHash) -> int | None:
+        """The own key of the block with that hash, if it was named."""
+        return self._keys.get(block_name(value))
 
     def cleared(self) -> None:
         """The replica holds nothing any more."""

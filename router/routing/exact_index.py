@@ -17,6 +17,7 @@ from replica.contract.kv_events import DEVICE_MEDIUM, BlocksRemoved, BlocksStore
 from router.routing.block_index import MAX_BLOCKS, BlockIndex
 from router.routing.block_naming import BlockNaming
 from router.routing.block_source import BlockSettings, BlockSource
+from router.routing.engine_names import EngineNames
 from router.routing.event_doubt import EventDoubt
 from router.routing.prefix_index import PrefixIndex
 from router.routing.prompt_blocks import UniformLayout
@@ -66,6 +67,7 @@ class BlockState:
     unknown_removals: int
     unnamed: int
     overflows: int
+    unkept: int
     other_groups: int
 
 
@@ -118,7 +120,7 @@ class ExactIndex:
         """A replica joined; nothing is known of its cache."""
         self._sources[replica] = BlockSource(settings)
         self._capacity_tokens[replica] = capacity_tokens
-        self._bound_guesses(replica)
+        self._bound(replica)
         self._sort()
 
     def replica_gone(self, replica: int) -> None:
@@ -209,6 +211,7 @@ class ExactIndex:
             unknown_removals=told.unknown_removals[replica],
             unnamed=0 if source.names is None else source.names.unnamed,
             overflows=told.overflows[replica],
+            unkept=told.unkept[replica],
             other_groups=source.other_groups,
         )
 
@@ -260,6 +263,9 @@ class ExactIndex:
             return self._told.stored(replica, event.block_hashes, event.parent_hash, event.medium)
         if source.check(event, self._noticed(replica)):
             self._renamed(replica)
+        if not self._told.keeps(replica, len(event.block_hashes), event.medium):
+            self._told.unkept[replica] += len(event.block_hashes)
+            return 0  # and not named either: names cost more than the blocks
         overflows = self._told.overflows[replica]
         hashes, parent = source.stored(event)
         doubt = source.doubt
@@ -281,6 +287,8 @@ class ExactIndex:
         self._heard(source)
         if not self._names_matter:
             return self._told.removed(replica, event.block_hashes, event.medium)
+        if source.names is not None and event.medium not in _DEVICE and self._told.unkept[replica]:
+            event = self._kept(replica, event, source.names)
         hashes = source.removed(event)
         if source.doubt is not None and event.medium in _DEVICE:
             hashes = list(hashes)
@@ -288,6 +296,15 @@ class ExactIndex:
                 source.doubt = None
                 self._sort()
         return self._told.removed(replica, hashes, event.medium)
+
+    def _kept(self, replica: int, event: BlocksRemoved, names: EngineNames) -> BlocksRemoved:
+        """Of the removed blocks those that were kept: others have no name there, or only the device's."""
+        kept = []
+        for value in event.block_hashes:
+            key = names.key(value)
+            if key is not None and self._told.copies(replica, key, event.medium or DEVICE_MEDIUM):
+                kept.append(value)
+        return BlocksRemoved(tuple(kept), event.medium)
 
     def _heard(self, source: BlockSource) -> None:
         source.events += 1
@@ -333,17 +350,19 @@ class ExactIndex:
     def set_capacity(self, replica: int, tokens: int) -> None:
         """The replica's KV memory holds so many tokens."""
         self._capacity_tokens[replica] = tokens
-        self._bound_guesses(replica)
+        self._bound(replica)
 
     def _renamed(self, replica: int) -> None:
         """The replica's blocks have other names now; what was known under the old ones is lost."""
         self.cleared(replica)
-        self._bound_guesses(replica)
+        self._bound(replica)
         self._sort()
 
-    def _bound_guesses(self, replica: int) -> None:
+    def _bound(self, replica: int) -> None:
         size = self._sources[replica].naming.block_tokens
-        self._guessed.set_capacity(replica, max(1, self._capacity_tokens[replica] // size))
+        blocks = max(1, self._capacity_tokens[replica] // size)
+        self._guessed.set_capacity(replica, blocks)
+        self._told.set_capacity(replica, blocks)
 
     def _noticed(self, replica: int) -> Callable[[str], None]:
         return lambda text: self.notices.append((replica, text))

@@ -1,4 +1,4 @@
-"""Tells the other routers: takes the journal's news every few milliseconds and adds them to the stream."""
+"""Tells the other routers: adds the journal's news to the stream, at once, or in batches if there is much."""
 
 import asyncio
 import logging
@@ -104,11 +104,14 @@ class NewsWriter:
                 await self._add(client, Batch(self._journal.router, self._number, leaving=True))
 
     async def _wait(self) -> None:
-        """Until there is news, or it is time for a sign of life."""
+        """Until there is news, or it is time for a sign of life; ``flush_ms`` after the last batch at best.
+
+        News that comes after a pause goes out at once: another router may be waiting for just that.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(min(1.0, self._config.lease_s / 5.0)):
-                await self._news.wait()
                 await asyncio.sleep(self._config.flush_ms / 1_000.0)
+                await self._news.wait()
         self._news.clear()
 
     async def _tell(self, client: Client) -> None:

@@ -373,3 +373,53 @@ def test_whatever_happens_expectations_end_and_the_parts_agree(data: st.DataObje
     for expectation in flights:
         index.over(expectation, computed=False)
     assert index.told.expected() == 0
+
+
+def test_a_tenants_unique_prompts_push_nobodys_blocks_out_of_the_index_but_those_the_engine_evicts() -> None:
+    """Far more of them than the index's own bound; the replica's room is what counts."""
+    rng = random.Random(3)
+    replica = OurReplica(60)
+    index = ExactIndex([BlockSettings("warmroute", SIZE)], 60 * SIZE, max_blocks=5)
+    others = [rng.randrange(100) for _ in range(8 * SIZE + 1)]
+    kept = evicted = 0
+    for number in range(200):
+        salt, tokens = ("acme", [rng.randrange(100) for _ in range(25)]) if number % 8 else ("bolt", others)
+        chains = chains_of(index, tokens, salt)
+        expectation = index.sent(0, chains, 0)
+        replica.serve(tokens, 2, salt)
+        tell(index, 0, replica.cache.take_events())
+        assert expectation is not None
+        index.over(expectation, computed=True)
+        index.check_invariants()
+        assert index.told.names(0) == {block_name(digest) for digest in replica.held()}
+        bolts = {naming: naming.keys(others, "bolt") for naming in index.namings}
+        hit = index.levels(bolts, len(others))
+        kept += hit == [(1, 8 * SIZE)]
+        evicted += hit == []
+    assert kept > 100 and index.state(0).overflows == 0
+    assert index.told.held(0) > 5, "more than the bound of an engine that does not tell its room"
+
+
+@pytest.mark.parametrize("scheme", ["warmroute", None], ids=["own names", "translated"])
+def test_a_full_slow_tier_costs_nobody_what_is_known_of_the_device(scheme: str | None) -> None:
+    index = ExactIndex([BlockSettings(scheme, 1)], 2, max_blocks=4)  # type: ignore[arg-type]
+    names = BlockNaming("warmroute", 1)
+
+    def stored(tokens: range, medium: str | None) -> BlocksStored:
+        return BlocksStored(tuple(names.keys(tokens)), None, tuple(tokens), block_size=1, medium=medium)
+
+    index.stored(0, stored(range(2), None))
+    for first in range(10, 60, 10):
+        index.stored(0, stored(range(first, first + 2), "disk"))
+    index.stored(0, stored(range(2), "disk"))  # a copy that is not kept
+    assert index.state(0).unkept == 8 and index.told.held(0, "disk") == 4
+    assert held_tokens(index, range(3)) == [2]
+    index.removed(0, BlocksRemoved(tuple(names.keys(range(2))), "disk"))
+    assert held_tokens(index, range(3)) == [2] and index.state(0).unknown_removals == 0
+    index.removed(0, BlocksRemoved(tuple(names.keys(range(2)))))
+    assert held_tokens(index, range(3)) == [0] and index.state(0).unnamed == 0
+    index.removed(0, BlocksRemoved(tuple(names.keys(range(10, 12))), "disk"))
+    assert index.told.held(0, "disk") == 2, "room again"
+    index.stored(0, stored(range(60, 62), "disk"))
+    assert index.told.held(0, "disk") == 4 and index.state(0).overflows == 0
+    index.check_invariants()

@@ -82,6 +82,16 @@ class Member:
         await until(lambda: self.report.warmed_from is not None)
         return self.report.warmed_from or ""
 
+    async def has_told(self) -> None:
+        """Until Redis has all that this router had to tell; at once if it tells nobody."""
+        journal, state = self.fleet.journal, self.state
+        if journal is None:
+            return
+        assert isinstance(state, RedisState)
+        await until(lambda: not len(journal) and not state._writer._backlog)
+        batches = self.report.batches_sent
+        await until(lambda: self.report.batches_sent > batches)
+
     def vanish(self) -> None:
         """The process dies: nobody is told."""
         assert isinstance(self.state, RedisState)

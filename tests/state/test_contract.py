@@ -54,7 +54,7 @@ def test_a_restart_is_warm(kind: str, tmp_path: Path) -> None:
         for name in range(300):
             before.end(before.send(name))
         before.fleet.drained(0, time.monotonic())
-        await asyncio.sleep(0.1)
+        await before.has_told()
         await before.state.stop()
         after = await started(state)
         assert await after.warmed_from()
