@@ -51,6 +51,7 @@ CARRIES = tuple(
         "settings",
         "stream_watch",
         "typed_stream",
+        "usage",
         "tenancy",
         "tenant_request",
         "tries",
@@ -69,6 +70,9 @@ def extensions() -> list[Extension]:
     options = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
     files = [path for paths, _ in groups for path in paths]
     made: list[Extension] = mypycify(options + files, separate=groups, opt_level="2", debug_level="0")
+    if sys.platform != "win32":
+        for extension in made:  # modules find each other by a table: nothing but their init need be seen
+            extension.extra_compile_args = [*extension.extra_compile_args, "-fvisibility=hidden"]
     return made
 
 

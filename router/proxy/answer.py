@@ -10,8 +10,9 @@ from router.proxy.body_framing import ChunkedBody, Framing, LengthBody, NoBody, 
 from router.proxy.cors import without_cors
 from router.proxy.response_head import ResponseHead
 from router.proxy.router_error import RouterError
-from router.proxy.stream_watch import JsonWatch, StreamWatch, usage_at_end
+from router.proxy.stream_watch import JsonWatch, StreamWatch
 from router.proxy.typed_stream import FORMS, TypedStreamWatch, stream_watch
+from router.proxy.usage import usage_at_end
 from router.routing.in_flight import Usage
 
 MARKED_PATHS: Final = frozenset({b"/v1/chat/completions", b"/v1/completions", *FORMS})

@@ -8,19 +8,16 @@ from typing import Any, Final
 
 import orjson
 
+from router.proxy.usage import usage_at_end
 from router.routing.in_flight import Usage
 
 TAIL_BYTES: Final = 4096
 MAX_LINE_BYTES: Final = 1024 * 1024
 MAX_DATA_LINES: Final = 1024
 MAX_JSON_BYTES: Final = 1024 * 1024
-MAX_USAGE_BYTES: Final = 2048
-MAX_COLON_BYTES: Final = 16
-"""Between the name of an object and its brace."""
-TIMINGS_BYTES: Final = 1024
-"""So far before a usage its timings may begin."""
 
 _USUAL_DONE: Final = b"data: [DONE]\n\n"
+_USUAL_CONTENT: Final = b'"delta":{"content":"'
 _DONE_BEGINS: Final = (b"data: ", b"data:")
 _LINE_ENDS: Final = (b"\n", b"\r", b"")
 _DELTA_FIELDS: Final = (
@@ -63,10 +60,21 @@ class StreamWatch:
                 self._look_for_token(piece)
             self._looked = len(self.pieces)
         if self._bytes > 2 * TAIL_BYTES:
-            end = b"".join(self.pieces)[-TAIL_BYTES:]
-            self.pieces[:] = (end,)
-            self._bytes = len(end)
-            self._looked = 1
+            self._forget()
+
+    def _forget(self) -> None:
+        """Keep the end: whole pieces of it, without copying, unless these are long."""
+        pieces = self.pieces
+        first, kept = len(pieces), 0
+        while first and kept < TAIL_BYTES:
+            first -= 1
+            kept += len(pieces[first])
+        del pieces[:first]
+        if kept > 2 * TAIL_BYTES:
+            kept = TAIL_BYTES
+            pieces[:] = (b"".join(pieces)[-TAIL_BYTES:],)
+        self._bytes = kept
+        self._looked = len(pieces)
 
     def _look_for_token(self, payload: bytes) -> None:
         text = self._line + payload if self._line else payload
@@ -154,6 +162,9 @@ def has_content(data: bytes) -> bool:
     >>> has_content(b'{"type":"response.output_text.delta","delta":"Hi"}'), has_content(b" [DONE]")
     (True, False)
     """
+    at = data.find(_USUAL_CONTENT)
+    if at >= 0 and data[at + len(_USUAL_CONTENT) :][:1] != b'"':
+        return True
     if data.find(b"{") < 0:  # "in" looks for a number first, and raises and catches an error
         return False
     try:
@@ -227,80 +238,3 @@ def says_error(tail: bytes) -> bool:
             return True
         at = tail.rfind(b'"error"', 0, at)
     return False
-
-
-def usage_at_end(tail: bytes) -> Usage | None:
-    """The last usage object in ``tail``, or llama.cpp's timings; the rest of it need not be whole.
-
-    In a string of JSON a quote has a backslash before it: no text can look like this.
-
-    >>> usage_at_end(b'..."usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":4}}}')
-    Usage(prompt_tokens=9, output_tokens=None, cached_tokens=4)
-    >>> usage_at_end(b'..."timings":{"cache_n":236,"prompt_n":1,"predicted_n":35}}')
-    Usage(prompt_tokens=237, output_tokens=35, cached_tokens=236)
-    """
-    before, name, after = tail.rpartition(b'"usage"')
-    if not name:
-        return _with_timings(None, _timings(after))
-    told = read_usage(_first_object(after))
-    if told is not None and told.cached_tokens is not None:
-        return told
-    return _with_timings(told, _timings(after) or _timings(before[-TIMINGS_BYTES:]))
-
-
-def _timings(text: bytes) -> Any:
-    _, name, after = text.rpartition(b'"timings"')
-    return _first_object(after) if name else None
-
-
-def _first_object(text: bytes) -> Any:
-    """The object that ``text``, which follows an object's name, begins with, if it is whole."""
-    colon, opened, rest = text[:MAX_USAGE_BYTES].partition(b"{")
-    if not opened or len(colon) > MAX_COLON_BYTES:
-        return None
-    found = opened
-    open_braces = 1
-    while open_braces:
-        inside, closed, rest = rest.partition(b"}")
-        if not closed:
-            return None
-        found += inside + closed
-        open_braces += inside.count(b"{") - 1
-    try:
-        return orjson.loads(found)
-    except orjson.JSONDecodeError:
-        pass
-    try:  # an event's JSON may be cut into data lines
-        return orjson.loads(found.replace(b"\ndata:", b"\n"))
-    except orjson.JSONDecodeError:
-        return None
-
-
-def _with_timings(told: Usage | None, timings: Any) -> Usage | None:
-    """What the usage object did not tell of the cache, from llama.cpp's ``timings`` if there are any."""
-    if type(timings) is not dict:
-        return told
-    cached, computed = _count(timings.get("cache_n")), _count(timings.get("prompt_n"))
-    if cached is None or computed is None:
-        return told
-    if told is None:
-        return Usage(cached + computed, _count(timings.get("predicted_n")), cached)
-    return Usage(told.prompt_tokens, told.output_tokens, cached)
-
-
-def read_usage(usage: Any) -> Usage | None:
-    """An OpenAI usage object, of chat and completions or of responses."""
-    if type(usage) is not dict:
-        return None
-    fields: dict[str, Any] = usage
-    prompt, output = fields.get("prompt_tokens"), fields.get("completion_tokens")
-    details = fields.get("prompt_tokens_details") or fields.get("input_tokens_details")
-    return Usage(
-        _count(fields.get("input_tokens") if prompt is None else prompt),
-        _count(fields.get("output_tokens") if output is None else output),
-        _count(details.get("cached_tokens")) if type(details) is dict else None,
-    )
-
-
-def _count(value: Any) -> int | None:
-    return value if type(value) is int and 0 <= value < 1 << 40 else None

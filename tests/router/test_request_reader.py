@@ -4,8 +4,6 @@ import pytest
 
 from router.proxy.request_head import ClientError
 from router.proxy.request_reader import LONG_PIECE_BYTES, LastHead, RequestReader
-from router.proxy.stream_watch import JsonWatch, StreamWatch, usage_at_end
-from router.routing.in_flight import Usage
 
 LIMITS = {"header_limit": 1024, "body_limit": 1 << 20}
 
@@ -58,31 +56,3 @@ def test_a_long_body_in_pieces_is_whole_and_counted(cut: int) -> None:
         assert read(reader, whole[at + 5 :] + b"GET")[2] == body
         assert reader.receiving == 0 and reader.buffer == b"GET"
         reader.buffer = b""
-
-
-@pytest.mark.parametrize(
-    ("tail", "told"),
-    [
-        (
-            b'"usage": {"prompt_tokens":3, "prompt_tokens_details":{"x": {}, "cached_tokens": 2}}',
-            (3, None, 2),
-        ),
-        (b'"usage":{"prompt_tokens":3},"timings":{"cache_n":1,"prompt_n":2}}', (3, None, 1)),
-        (b'"timings":{"cache_n":1,"prompt_n":2},"usage":{"prompt_tokens":3}}', (3, None, 1)),
-        (b'"usage":null}', None),
-        (b'"usage":{"prompt_tokens":3', None),
-        (b'"usage":{"a":{"b":{' + b"}" * 2, None),
-        (b'"usage":' + b"{" * 5000 + b"}" * 5000, None),
-    ],
-)
-def test_a_usage_is_read_where_it_is_whole(
-    tail: bytes, told: tuple[int | None, int | None, int | None] | None
-) -> None:
-    assert usage_at_end(tail) == (None if told is None else Usage(*told))
-
-
-def test_a_usage_that_an_event_has_cut_into_data_lines_is_read() -> None:
-    watch = StreamWatch()
-    watch.pieces.append(b'data: {"usage":\ndata: {"prompt_tokens":\ndata: 7}}\n\ndata: [DONE]\n\n')
-    assert watch.usage() == Usage(7, None, None) and watch.ended_properly
-    assert JsonWatch().usage() is None
