@@ -236,9 +236,7 @@ class Pick:
         booked = self._booked = Booked(service, flight, beside)
         self._span.picked(now)
         self.row = self._decided_now(booked, now)
-        decisions = service.counters.decisions
-        label = (booked.name, booked.decision.reason)
-        decisions[label] = decisions.get(label, 0) + 1
+        service.counters.decided(booked.name, booked.decision.reason)
         others = service.fleet.others(
             self.prompt,
             now,

@@ -106,10 +106,9 @@ class Counters:
     """One router's counters since start. Labels are bounded: statuses, reasons, replica names."""
 
     def __init__(self) -> None:
-        self.requests: dict[tuple[str, int], int] = {}
-        """By (replica name or "", status sent to the client); 499 is "client left"."""
-        self.decisions: dict[tuple[str, str], int] = {}
-        """By (replica name, reason)."""
+        self._statuses: dict[str, dict[int, int]] = {}
+        self._reasons: dict[str, dict[str, int]] = {}
+        """Both by replica, or "" for nobody: a pair as a key would cost a tuple per request."""
         self.errors: dict[str, int] = {}
         """Router-made errors by code."""
         self.retries = 0
@@ -151,6 +150,30 @@ class Counters:
         self.failed_reloads = 0
         """Configs that were refused."""
 
+    def answered(self, replica: str, status: int) -> None:
+        """A request is over. ``replica``: who answered, or ""; ``status``: what the client got."""
+        statuses = self._statuses.get(replica)
+        if statuses is None:
+            statuses = self._statuses[replica] = {}
+        statuses[status] = statuses.get(status, 0) + 1
+
+    def decided(self, replica: str, reason: str) -> None:
+        """A request is sent to ``replica``, for ``reason``."""
+        reasons = self._reasons.get(replica)
+        if reasons is None:
+            reasons = self._reasons[replica] = {}
+        reasons[reason] = reasons.get(reason, 0) + 1
+
+    @property
+    def requests(self) -> dict[tuple[str, int], int]:
+        """By (replica name or "", status sent to the client); 499 is "client left"."""
+        return {(name, key): count for name, row in self._statuses.items() for key, count in row.items()}
+
+    @property
+    def decisions(self) -> dict[tuple[str, str], int]:
+        """By (replica name, reason)."""
+        return {(name, key): count for name, row in self._reasons.items() for key, count in row.items()}
+
     def keep_tenants(self, names: Collection[str]) -> None:
         """These tenants there are; rows of others go."""
         for name in names:
@@ -160,6 +183,6 @@ class Counters:
 
     def forget_replica(self, name: str) -> None:
         """The replica is no longer in the fleet: neither are its rows."""
-        self.requests = {label: count for label, count in self.requests.items() if label[0] != name}
-        self.decisions = {label: count for label, count in self.decisions.items() if label[0] != name}
+        self._statuses.pop(name, None)
+        self._reasons.pop(name, None)
         self.kv_events.pop(name, None)

@@ -67,10 +67,9 @@ class PrefillStep(Asker):
 
     def begin(self, now: float) -> None:
         """Send it where the fleet has booked it."""
-        decisions = self._service.counters.decisions
-        label = (self.attempt.name, self.attempt.decision.reason)
-        decisions[label] = decisions.get(label, 0) + 1
-        self.attempt.send(now)
+        attempt = self.attempt
+        self._service.counters.decided(attempt.name, attempt.decision.reason)
+        attempt.send(now)
 
     def cancel(self, now: float) -> None:
         """Nobody wants it any more: the replica is to stop."""

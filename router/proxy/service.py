@@ -154,9 +154,7 @@ class Service:
 
     def count_request(self, replica: str, status: int) -> None:
         """A request is over. ``replica``: who answered, or ""; ``status``: what the client got."""
-        requests = self.counters.requests
-        label = (replica, status)
-        requests[label] = requests.get(label, 0) + 1
+        self.counters.answered(replica, status)
 
     def count_usage(self, usage: Usage) -> None:
         """A whole answer told its tokens."""

@@ -64,9 +64,7 @@ class Tries:
     def begin(self, now: float) -> None:
         """Send the request where the fleet has booked it."""
         attempt = self.attempt
-        decisions = self._service.counters.decisions
-        label = (attempt.name, attempt.decision.reason)  # a str, whose value needs no look-up
-        decisions[label] = decisions.get(label, 0) + 1
+        self._service.counters.decided(attempt.name, attempt.decision.reason)
         attempt.send(now)
 
     def _decided(self, now: float) -> RecentDecision:

@@ -103,7 +103,9 @@ def test_a_restarted_router_is_looked_at_anew() -> None:
     async def scenario(rig: RouterRig) -> None:
         watch = Watch(f"http://{rig.router.admin.address}")
         for requests, known in ((2, False), (3, True), (1, False), (4, True)):
-            rig.router.counters.requests = {("r0", 200): requests}
+            rig.router.counters.forget_replica("r0")
+            for _ in range(requests):
+                rig.router.counters.answered("r0", 200)
             rate = (await asyncio.to_thread(watch.look))["traffic"]["requests_per_s"]
             assert (rate is not None) == known
             assert rate is None or rate > 0.0
