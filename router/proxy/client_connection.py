@@ -292,7 +292,8 @@ class ClientConnection(asyncio.Protocol):
         return b"" if self._forwarding is None else self._forwarding.cors_lines
 
     def _forward(self, head: RequestHead) -> Forwarding:
-        self._forwarding = Forwarding(head, self._plane.service.settings, self.transport)
+        plane = self._plane
+        self._forwarding = plane.last_forwarding.of(head, plane.service.settings, self.transport)
         return self._forwarding
 
     def _check_key(self, head: RequestHead) -> None:

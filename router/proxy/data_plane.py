@@ -12,6 +12,7 @@ from collections.abc import Callable
 from router.config import RouterConfig
 from router.proxy.client_connection import ClientConnection
 from router.proxy.counters import Counters
+from router.proxy.forwarding import LastForwarding
 from router.proxy.hold_clock import HoldClock
 from router.proxy.prompt_reader import PromptReader
 from router.proxy.request_reader import LastHead
@@ -48,6 +49,7 @@ class DataPlane:
         self._listen = config.listen
         self._server: asyncio.Server | None = None
         self.last_head = LastHead()
+        self.last_forwarding = LastForwarding()
         self._clients: set[ClientConnection] = set()
         self._sweeping: asyncio.TimerHandle | None = None
         self._to_sweep: list[ClientConnection] = []

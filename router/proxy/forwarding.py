@@ -13,9 +13,11 @@ from router.proxy.trace_context import without_trace_context
 
 
 class Forwarding:
-    """Made once for all requests with this head under these settings on one connection."""
+    """Made once for all requests with this head, under these settings, of one client."""
 
     __slots__ = (
+        "_address",
+        "_scheme",
         "caller",
         "client_keys",
         "cors_lines",
@@ -27,9 +29,12 @@ class Forwarding:
         "settings",
     )
 
-    def __init__(self, head: RequestHead, settings: ProxySettings, client: asyncio.Transport) -> None:
+    def __init__(self, head: RequestHead, settings: ProxySettings, address: bytes, scheme: bytes) -> None:
+        """``address``, ``scheme``: the client's, as replicas are told."""
         self.head = head
         self.settings = settings
+        self._address = address
+        self._scheme = scheme
         cors = settings.cors
         self.preflight = cors is not None and is_preflight(head)
         """A browser asks what it may send; the router answers."""
@@ -46,9 +51,6 @@ class Forwarding:
         """Whose it is, where tenants are told apart."""
         self.routed = routed
         """A replica answers it."""
-        peer = client.get_extra_info("peername")
-        address = peer[0].encode("ascii", "ignore") if isinstance(peer, tuple) and peer else b""
-        scheme = b"https" if client.get_extra_info("ssl_object") is not None else b"http"
         kept = without_trace_context(head.kept) if settings.traced else head.kept
         if self.caller is not None:
             kept = without_salts(kept)
@@ -57,6 +59,34 @@ class Forwarding:
         self.lines = ForwardedAs(address, scheme, settings.hop).lines(head, kept)
         self.client_keys = client_keys(head) if settings.forward_client_key else b""
         """For replicas that have no key of their own."""
+
+    def fits(self, head: RequestHead, settings: ProxySettings, address: bytes, scheme: bytes) -> bool:
+        """One for these would be the same."""
+        return (
+            self.head is head
+            and self.settings is settings
+            and self._address == address
+            and self._scheme == scheme
+        )
+
+
+class LastForwarding:
+    """The one that was made last, for any connection: a new one's is often the same."""
+
+    __slots__ = ("_made",)
+
+    def __init__(self) -> None:
+        self._made: Forwarding | None = None
+
+    def of(self, head: RequestHead, settings: ProxySettings, client: asyncio.Transport) -> Forwarding:
+        """What becomes of requests with ``head`` that come over ``client``."""
+        peer = client.get_extra_info("peername")
+        address = peer[0].encode("ascii", "ignore") if isinstance(peer, tuple) and peer else b""
+        scheme = b"https" if client.get_extra_info("ssl_object") is not None else b"http"
+        made = self._made
+        if made is None or not made.fits(head, settings, address, scheme):
+            made = self._made = Forwarding(head, settings, address, scheme)
+        return made
 
 
 def admitted(

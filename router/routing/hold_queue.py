@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from router.routing.in_flight import InFlight
     from router.routing.tenant import Tenant
 
-_prefill = attrgetter("prefill_s")
 _rank = attrgetter("rank_s")
 _order = attrgetter("rank_s", "router", "number")
 _overdue = attrgetter("overdue_at", "rank_s")
@@ -230,8 +229,12 @@ class HoldQueue:
 
     def ahead_s(self, rank_s: float) -> float:
         """Prefill seconds that go before a newcomer of that rank."""
-        stop = bisect_right(self._by_rank, rank_s, key=_rank)
-        return float(sum(map(_prefill, self._by_rank[:stop])))
+        ahead_s = 0.0
+        for held in self._by_rank:
+            if held.rank_s > rank_s:
+                break
+            ahead_s += held.prefill_s
+        return ahead_s
 
     def behind(self, rank_s: float) -> int:
         """How many a newcomer of that rank would go before."""

@@ -294,6 +294,21 @@ def test_forwarded_headers_are_continued() -> None:
     with_rig(scenario)
 
 
+def test_clients_whose_requests_are_the_same_are_told_apart_by_address() -> None:
+    async def scenario(rig: Rig) -> None:
+        host, port = rig.plane.address.split(":")
+        addresses = "127.0.0.1", "127.0.0.2", "127.0.0.2", "127.0.0.1"
+        for address in addresses:
+            _, writer = await asyncio.open_connection(host, int(port), local_addr=(address, 0))
+            seen = len(rig.replica.requests)
+            writer.write(_post())
+            await until(lambda seen=seen: len(rig.replica.requests) > seen)
+            writer.close()
+        assert [request.field("x-forwarded-for") for request in rig.replica.requests] == list(addresses)
+
+    with_rig(scenario)
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
