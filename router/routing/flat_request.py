@@ -91,7 +91,7 @@ def read_fields(body: bytes) -> Any:
     """The fields of the object that ``body`` is, unread: for ``request_of``; ``None`` if it is none."""
     try:
         return _decoder.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):  # the latter where it is nested too deeply
         return None
 
 
