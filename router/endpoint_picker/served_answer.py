@@ -9,7 +9,7 @@ from router.proxy.service import Service
 from router.proxy.stream_watch import JsonWatch, StreamWatch
 from router.proxy.typed_stream import stream_watch
 from router.routing.in_flight import Usage
-from router.routing.retry import Failure, failure_of_status
+from router.routing.retry import Failure, failure_of_status, rest_s
 
 if TYPE_CHECKING:
     from router.endpoint_picker.pick import Pick
@@ -40,7 +40,7 @@ class ServedAnswer:
             if failure is None:
                 booked.refused(now)
             else:
-                booked.failed(now, failure)
+                booked.failed(now, failure, rest_s(fields.get(b"retry-after")))
         elif fields.get(b"content-encoding", b"identity") == b"identity":
             stream = fields.get(b"content-type", b"").startswith(b"text/event-stream")
             self._watch = stream_watch(pick.head.path) if stream else JsonWatch()

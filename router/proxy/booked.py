@@ -51,12 +51,12 @@ class Booked:
         if flight is not None:
             self._service.fleet.finished(flight, now, usage)
 
-    def failed(self, now: float, failure: Failure) -> None:
-        """By the replica's fault."""
+    def failed(self, now: float, failure: Failure, rest_s: float = 0.0) -> None:
+        """By the replica's fault. ``rest_s``: see ``Fleet.failed``."""
         self._not_computed(now)
         flight, self._flight = self._flight, None
         if flight is not None:
-            self._service.fleet.failed(flight, now, failure)
+            self._service.fleet.failed(flight, now, failure, rest_s)
             self._service.send_released(now)
 
     def refused(self, now: float) -> None:

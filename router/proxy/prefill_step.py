@@ -21,7 +21,7 @@ from router.routing.decision import NoReplica
 from router.routing.in_flight import InFlight, Usage
 from router.routing.kv_route import KvPull
 from router.routing.replica_state import ReplicaState
-from router.routing.retry import RETRYABLE, Failure, failure_of_status
+from router.routing.retry import RETRYABLE, Failure, failure_of_status, rest_s
 
 if TYPE_CHECKING:
     from router.proxy.exchange import Exchange
@@ -168,19 +168,19 @@ class PrefillStep(Asker):
     def _turned_away(self, head: ResponseHead) -> None:
         """An error answer. If the request is at fault, the client is told so by the replica that answers."""
         attempt, now = self.attempt, self._service.clock()
-        failure = failure_of_status(head.status, retry_after=bool(head.retry_after))
+        failure = failure_of_status(head.status, retry_after=head.retry_after is not None)
         if failure is not None:
-            self._failed(failure, f"status {head.status}")
+            self._failed(failure, f"status {head.status}", rest_s(head.retry_after))
             return
         attempt.refused(now)
         attempt.drop()
         self._exchange.prefill_failed(self.tried, now)
 
-    def _failed(self, failure: Failure, why: str) -> None:
+    def _failed(self, failure: Failure, why: str, rest_s: float = 0.0) -> None:
         service, exchange, attempt = self._service, self._exchange, self.attempt
         now = service.clock()
         attempt.drop()
-        attempt.failed(now, failure)
+        attempt.failed(now, failure, rest_s)
         service.failures.log(
             "prefill of %s failed on replica %s after %d attempt(s): %s",
             exchange.request_id.decode(),

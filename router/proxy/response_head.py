@@ -53,7 +53,8 @@ class ResponseHead:
         self.event_stream = False
         self.encoded = False
         """The body is compressed: its bytes say nothing to us."""
-        self.retry_after = False
+        self.retry_after: bytes | None = None
+        """What ``Retry-After`` says."""
 
 
 def read_response_head(head: bytes) -> ResponseHead:
@@ -89,7 +90,7 @@ def read_response_head(head: bytes) -> ResponseHead:
             elif name == b"content-encoding":
                 answer.encoded = line[colon + 1 :].strip(b" \t").lower() not in (b"identity", b"")
             elif name == b"retry-after":
-                answer.retry_after = True
+                answer.retry_after = line[colon + 1 :].strip(b" \t")
             continue
         value = line[colon + 1 :].strip(b" \t").lower()
         if name == b"content-length":

@@ -203,7 +203,11 @@ class Service:
         self._pools[replica].reaccessed(access)
 
     def forget_departed(self) -> None:
-        """Replicas that were removed and whose last request is over: nothing of them is kept."""
+        """Replicas that were removed and whose last request is over: nothing of them is kept.
+
+        Busy ones have rested meanwhile. Called every second or so.
+        """
+        self.fleet.rested(self.clock())
         for replica in self.fleet.forget_departed():
             self.replica_left(replica)
             pool = self._pools.pop(replica, None)

@@ -15,7 +15,7 @@ from router.proxy.router_error import CONNECT_TIMEOUT, FIRST_BYTE_TIMEOUT, Route
 from router.proxy.service import Service
 from router.routing.decision import Decision, NoReplica
 from router.routing.in_flight import InFlight
-from router.routing.retry import RETRYABLE, Failure, failure_of_status
+from router.routing.retry import RETRYABLE, Failure, failure_of_status, rest_s
 
 if TYPE_CHECKING:
     from router.proxy.exchange import Exchange
@@ -165,12 +165,12 @@ class Tries:
         True if another replica is tried, and this answer kept until that is known.
         """
         attempt = self.attempt
-        failure = failure_of_status(head.status, retry_after=head.retry_after)
+        failure = failure_of_status(head.status, retry_after=head.retry_after is not None)
         if failure is None:
             attempt.refused(now)
             return False
         self.drop_kept()
-        attempt.failed(now, failure)
+        attempt.failed(now, failure, rest_s(head.retry_after))
         if not self._try_again(failure, now):
             return False
         connection.hold()

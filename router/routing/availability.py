@@ -17,13 +17,14 @@ _BLAMELESS = (Failure.BUSY, Failure.SILENT, Failure.NO_SOCKET)
 class Availability:
     """Owned by the fleet. Moves ``health`` and ``draining``; the roster and the holding hear of it."""
 
-    __slots__ = ("_caches", "_holding", "_replicas", "_silence", "journal")
+    __slots__ = ("_caches", "_holding", "_replicas", "_resting", "_silence", "journal")
 
     def __init__(self, replicas: Roster, caches: CacheBeliefs, holding: Holding, silence: Silence) -> None:
         self._replicas = replicas
         self._caches = caches
         self._holding = holding
         self._silence = silence
+        self._resting: list[ReplicaState] = []
         self.journal: Journal | None = None
 
     def request_succeeded(self, replica: ReplicaState) -> None:
@@ -35,8 +36,14 @@ class Availability:
             self._replicas.changed()
         health.request_succeeded()
 
-    def request_failed(self, replica: ReplicaState, now: float, failure: Failure) -> None:
-        """A request failed there by the replica's fault."""
+    def request_failed(
+        self, replica: ReplicaState, now: float, failure: Failure, rest_s: float = 0.0
+    ) -> None:
+        """A request failed there by the replica's fault; see ``Fleet.failed``."""
+        if failure is Failure.BUSY and rest_s > 0.0:
+            if not replica.resting:
+                self._resting.append(replica)
+            replica.rests_until = max(replica.rests_until, now + rest_s)
         before = replica.health.state
         if failure is Failure.CONNECT:
             replica.health.connect_failed(now)
@@ -54,6 +61,14 @@ class Availability:
         replica.health.found_silent(now)
         self._may_be_ejected(replica, before, now)
         return True
+
+    def rested(self, now: float) -> None:
+        """See ``Fleet.rested``."""
+        for replica in [one for one in self._resting if now >= one.rests_until]:
+            self._resting.remove(replica)
+            replica.rests_until = 0.0
+            if replica in self._replicas:
+                self.changed(replica, now)
 
     def probe_succeeded(self, replica: ReplicaState, now: float) -> None:
         """It answered its probe."""
@@ -98,7 +113,7 @@ class Availability:
     def changed(self, replica: ReplicaState, now: float) -> None:
         """It may get work now, or no more: those who wait for it go out, or elsewhere."""
         self._replicas.changed()
-        if replica.serving:
+        if replica.serving and not replica.resting:
             self._holding.room_made(replica, now)
         else:
             self._holding.rehome(replica, now)

@@ -255,10 +255,17 @@ class Fleet:
             self._holding.room_made(replica, now)
         self._availability.request_succeeded(replica)
 
-    def failed(self, flight: InFlight, now: float, failure: Failure) -> None:
-        """The attempt failed by the replica's fault; what it was believed to store is withdrawn."""
+    def failed(self, flight: InFlight, now: float, failure: Failure, rest_s: float = 0.0) -> None:
+        """The attempt failed by the replica's fault; what it was believed to store is withdrawn.
+
+        ``rest_s``: a busy replica wants no requests for so long; it gets none if another can take them.
+        """
         if self._dispatch.ended_early(flight, now):
-            self._availability.request_failed(flight.replica, now, failure)
+            self._availability.request_failed(flight.replica, now, failure, rest_s)
+
+    def rested(self, now: float) -> None:
+        """Busy replicas whose time is over get requests again. Tell it every second or so."""
+        self._availability.rested(now)
 
     def refused(self, flight: InFlight, now: float) -> None:
         """The replica answered 4xx: the client's fault, the replica is well and stored nothing."""

@@ -79,6 +79,7 @@ class ReplicaState:
         "probed",
         "progress_at",
         "requests",
+        "rests_until",
         "role",
         "room_price_s",
         "spec",
@@ -116,6 +117,8 @@ class ReplicaState:
         self.progress_at = 0.0
         """When it last showed that it works: a first token, more of an answer, the end of one."""
         self.requests = 0
+        self.rests_until = 0.0
+        """It said that it is busy: until then it gets nothing that another can take; 0: it did not."""
 
     @property
     def in_flight(self) -> int:
@@ -142,6 +145,11 @@ class ReplicaState:
     def usable(self) -> bool:
         """May take new work."""
         return self.serving and (self.health.state is not HealthState.PROBATION or self.in_flight == 0)
+
+    @property
+    def resting(self) -> bool:
+        """It said that it is busy, and when to come again."""
+        return self.rests_until > 0.0
 
     @property
     def serving(self) -> bool:

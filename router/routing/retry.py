@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Final
 
 
 class Failure(Enum):
@@ -48,6 +49,21 @@ def failure_of_status(status: int, *, retry_after: bool) -> Failure | None:
     if status == 429 or (status == 503 and retry_after):
         return Failure.BUSY
     return Failure.STATUS_5XX if status in (500, 502, 503, 504) else None
+
+
+MOST_REST_S: Final = 30.0
+USUAL_REST_S: Final = 1.0
+
+
+def rest_s(retry_after: bytes | None) -> float:
+    """Seconds a busy replica wants to be left alone, by its ``Retry-After`` (a date counts as none).
+
+    >>> rest_s(b"7"), rest_s(None), rest_s(b"86400"), rest_s(b"Fri, 31 Dec 1999 23:59:59 GMT")
+    (7.0, 1.0, 30.0, 1.0)
+    """
+    if retry_after is None or not retry_after.isdigit():
+        return USUAL_REST_S
+    return MOST_REST_S if len(retry_after) > 4 else min(MOST_REST_S, float(retry_after))
 
 
 @dataclass(frozen=True, slots=True)

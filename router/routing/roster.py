@@ -126,7 +126,7 @@ class Roster(Collection[ReplicaState]):
                 raise NoReplica("unknown_model", f"no replica serves the model {model!r}")
             usable = fit
         if usable:
-            found = Candidates(usable)
+            found = Candidates(_rested(usable))
             if not tried and within is None:
                 self._remember(model, found)
             return found
@@ -142,3 +142,9 @@ class Roster(Collection[ReplicaState]):
         if len(self._by_model) >= MODELS_REMEMBERED:
             self._by_model.clear()
         self._by_model[model] = found
+
+
+def _rested(usable: list[ReplicaState]) -> list[ReplicaState]:
+    """Without those that want to be left alone, where another has the same part."""
+    roles = {replica.role for replica in usable if not replica.resting}
+    return [replica for replica in usable if not replica.resting or replica.role not in roles]

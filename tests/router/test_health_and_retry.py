@@ -4,6 +4,7 @@ import pytest
 
 from router.routing.health import Health, HealthSettings, HealthState
 from router.routing.retry import Failure, RetryBudget, RetrySettings
+from tests.router.test_fleet import make_fleet, prompt
 
 SETTINGS = HealthSettings(failures_to_eject=3, probe_failures_to_eject=2, backoff_s=1.0, max_backoff_s=4.0)
 
@@ -106,3 +107,27 @@ def test_connections_never_made_cost_no_budget() -> None:
     budget = RetryBudget(RetrySettings(budget_floor=1))
     assert all(budget.take(Failure.CONNECT, 1) for _ in range(100))
     assert budget.take(Failure.CLOSED, 1) and not budget.take(Failure.CLOSED, 1)
+
+
+def test_a_busy_replica_gets_nothing_until_its_time_is_over_while_another_can_take_it() -> None:
+    fleet = make_fleet(2, "round_robin")
+
+    def turned_away(now: float, replica: int, rest_s: float) -> None:
+        flight = fleet.sent(prompt(1), fleet.decide(prompt(1), now, within={replica}), now)
+        fleet.failed(flight, now, Failure.BUSY, rest_s)
+
+    def asked(now: float) -> set[int]:
+        fleet.rested(now)
+        return {fleet.decide(prompt(2), now).replica for _ in range(4)}
+
+    turned_away(10.0, 0, 5.0)
+    turned_away(11.0, 0, 2.0)  # the longer of both counts
+    assert asked(14.9) == {1}
+    assert asked(15.0) == {0, 1}
+    turned_away(20.0, 0, 5.0)
+    turned_away(20.0, 1, 9.0)
+    assert asked(21.0) == {0, 1}  # both are busy
+    assert asked(25.0) == {0}
+    fleet.replica_removed(1, 26.0)
+    fleet.forget_departed()
+    assert asked(29.0) == {0}

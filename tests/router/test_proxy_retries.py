@@ -94,6 +94,25 @@ FAILURES: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.parametrize("policy", ["round_robin", "predicted_finish"])
+@pytest.mark.parametrize("status", [429, 503])
+def test_B039_a_busy_replica_is_left_alone_as_long_as_it_wants(status: int, policy: str) -> None:
+    """A replica that turns everybody away at once has the shortest queue: it must not get them all."""
+
+    async def scenario(rig: Rig) -> None:
+        busy = [Send(sized(b"{}", status, "Busy", retry_after="20"))]
+        rig.replica.default = busy
+        for number in range(200):
+            assert (await rig.ask({**CHAT, "user": str(number)})).status == 200
+        assert len(rig.replica.requests) == 1 and rig.counters.retries == 1
+        assert rig.fleet.replicas[0].health.state is HealthState.HEALTHY
+        rig.replicas[1].default = busy
+        assert (await rig.ask(CHAT)).status == status  # nobody else is left: both are asked again
+        assert len(rig.replica.requests) == 2
+
+    with_rig(scenario, replicas=2, policy={"kind": policy})
+
+
 @pytest.mark.parametrize("name", list(FAILURES))
 def test_B040_tried_on_another_replica(name: str) -> None:
     async def scenario(rig: Rig) -> None:
