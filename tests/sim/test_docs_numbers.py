@@ -170,6 +170,22 @@ def test_what_was_measured_is_logged() -> None:
         assert any(set(_numbers(phrase)) <= numbers for numbers in lines), phrase
 
 
+def test_what_is_said_to_be_in_the_log_is_there() -> None:
+    """Numbers of sentences that end by naming it."""
+    logged = {number.lstrip("0") for number in _numbers((ROOT / "docs/log.md").read_text())}
+    found = 0
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        for sentence in re.split(r"(?<=[.:;]) ", read(f"docs/{path.name}")):
+            if path.name == "log.md" or not re.search(
+                r"\((?:\[\w+\]\(log\.md\)|`docs/log\.md`)\)\W*$", sentence
+            ):
+                continue
+            said = [number for number in _numbers(NOT_PROSE.sub("", sentence)) if len(number) > 1]
+            found += len(said)
+            assert not [number for number in said if number.lstrip("0") not in logged], (path.name, sentence)
+    assert found > 5
+
+
 @pytest.mark.parametrize("document", SHEETS)
 def test_what_a_sheet_computes_stands_in_its_document(document: str) -> None:
     text = (ROOT / "docs" / f"{document}.md").read_text()
