@@ -2,12 +2,13 @@
 
 import argparse
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import uvloop
 
 from sim.bench.emulated_fidelity import emulated_fidelity
-from sim.bench.http_fidelity import SIMULATED_SEEDS, HttpFidelityPlan, http_fidelity
+from sim.bench.http_fidelity import SIMULATED_SEEDS, http_fidelity, usual_plan
 from sim.bench.routing import RoutingPlan
 from sim.bench.routing_command import add_speed_argument
 from sim.bench.side_by_side import (
@@ -19,7 +20,7 @@ from sim.bench.side_by_side import (
     verdict_on_order,
 )
 from sim.calibrate.calibrate_command import cost_keys
-from sim.command_arguments import add_count, add_factor
+from sim.command_arguments import add_count, add_factor, number
 from sim.command_output import complain, print_json
 from sim.demo.processes import ChildError
 from sim.progress_view import ProgressView
@@ -34,7 +35,7 @@ EMULATED_SPEED = 4.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    real, emulated = HttpFidelityPlan(), RoutingPlan()
+    real, small, emulated = usual_plan("tiny"), usual_plan("smollm2"), RoutingPlan()
     parser.add_argument(
         "--model",
         default=EMULATED,
@@ -54,19 +55,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--requests",
         f"under each policy, in a round (default {EMULATED_REQUESTS} of Mooncake's, or {real.requests} to "
-        "apps with system prompts)",
+        f"apps with system prompts, {small.requests} where the model is not tiny)",
     )
     parser.add_argument("--seed", type=int, default=1, help="of the traffic (default %(default)s)")
     group = parser.add_argument_group("emulated replicas")
     add_factor(group, "--rate", "times as fast as recorded", default=emulated.rate)
     add_speed_argument(group, default=EMULATED_SPEED)
-    group = parser.add_argument_group("real replicas")
-    add_count(group, "--rounds", "times that every policy is tried, with other requests", default=real.rounds)
-    add_count(group, "--apps", "apps, each with a system prompt of its own", default=real.apps)
-    add_count(group, "--system-tokens", "median length of these", default=real.system_tokens)
-    add_count(group, "--kv-tokens", "tokens that each one's KV cache holds", default=real.kv_tokens)
-    says = "share of their time that the requests would take if nothing were cached"
-    add_factor(group, "--load", says, default=real.load)
+    group = parser.add_argument_group("real replicas (defaults for tiny; for others)")
+    add_count(group, "--rounds", f"times that each policy is tried ({real.rounds}; {small.rounds})")
+    add_count(group, "--apps", f"apps, each with a system prompt of its own ({real.apps}; {small.apps})")
+    says = f"median length of these ({real.system_tokens}; {small.system_tokens})"
+    add_count(group, "--system-tokens", says)
+    says = f"tokens that each one's KV cache holds ({real.kv_tokens}; {small.kv_tokens})"
+    add_count(group, "--kv-tokens", says)
+    group.add_argument(
+        "--load",
+        type=number(0.0, above=True),
+        metavar="X",
+        help="share of their time that the requests would take if nothing were cached "
+        f"({real.load:g}; {small.load:g})",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -102,18 +110,20 @@ def _emulated(args: argparse.Namespace) -> tuple[list[Pair], dict[str, object], 
 
 
 def _real(args: argparse.Namespace) -> tuple[list[Pair], dict[str, object], str]:
-    defaults = HttpFidelityPlan()
-    plan = HttpFidelityPlan(
-        model=args.model,
-        replicas=args.replicas or defaults.replicas,
-        requests=args.requests or defaults.requests,
-        rounds=args.rounds,
-        load=args.load,
-        apps=args.apps,
-        system_tokens=args.system_tokens,
-        kv_tokens=args.kv_tokens,
+    given = {
+        "replicas": args.replicas,
+        "requests": args.requests,
+        "rounds": args.rounds,
+        "load": args.load,
+        "apps": args.apps,
+        "system_tokens": args.system_tokens,
+        "kv_tokens": args.kv_tokens,
+    }
+    plan = replace(
+        usual_plan(args.model),
         seed=args.seed,
         policies=tuple(args.policy),
+        **{name: value for name, value in given.items() if value is not None},
     )
     with tempfile.TemporaryDirectory(prefix="warmroute-bench-") as folder, ProgressView() as view:
         made = uvloop.run(http_fidelity(plan, Path(folder), view.update))

@@ -73,7 +73,19 @@ class HttpFidelityPlan:
     step_tokens: int = 2_048
     seed: int = 1
     warmup_share: float = 0.25
+    """Of each run."""
     policies: tuple[str, ...] = ("round_robin", "least_loaded", "prefix_affinity", "predicted_finish")
+
+    @property
+    def measured_requests(self) -> int:
+        """In each run that the step time is read from."""
+        return max(LEAST_MEASURED, self.requests // 4)
+
+    @property
+    def all_requests(self) -> int:
+        """That are sent in all runs."""
+        runs = self.rounds * len(self.policies)
+        return runs * self.requests + (runs + 1) * self.measured_requests
 
     def trace(self, requests: int, seed: int) -> Trace:
         """Requests to apps with system prompts of their own, unequally popular, one a second."""
@@ -88,6 +100,15 @@ class HttpFidelityPlan:
             per_s=1.0,
         )
         return hot_prefix_trace(mix, requests=requests, seed=seed)
+
+
+def usual_plan(model: str) -> HttpFidelityPlan:
+    """The defaults; fewer and shorter prompts for models that need a second for one on a core."""
+    if model == HttpFidelityPlan().model:
+        return HttpFidelityPlan()
+    return HttpFidelityPlan(
+        model, requests=40, rounds=2, apps=12, system_tokens=250, load=0.5, kv_tokens=3_072
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +169,17 @@ async def http_fidelity(
             for number in range(plan.rounds)
         ]
         rate = _rate(plan, compared[0].exact, prefill, decode)
+        whole = f"all runs, about {max(1.0, plan.all_requests / rate / 60.0):.0f} min"
+        sent_before = 0
+        progress(whole, 0, plan.all_requests)
 
         async def through(policy: str, sent: Sent, label: str) -> Replay:
+            nonlocal sent_before
+
+            def replayed(job: str, done: int, total: int) -> None:
+                progress(job, done, total)
+                progress(whole, sent_before + done, plan.all_requests)
+
             settings = ReplaySettings(
                 url="",
                 model=served,
@@ -161,15 +191,18 @@ async def http_fidelity(
                 warmup_share=plan.warmup_share,
                 label=label,
             )
-            return await _live(sent.made_up, policy, settings, replicas, children, folder, progress)
+            run = await _live(sent.made_up, policy, settings, replicas, children, folder, replayed)
+            sent_before += len(run.outcomes)
+            return run
 
         live: list[list[Result]] = [[] for _ in plan.policies]
         measured: list[tuple[Trace, tuple[Outcome, ...]]] = []
 
         async def measure_between() -> None:
             number = len(measured) + 1
-            count = max(LEAST_MEASURED, plan.requests // 4)
-            others = await requests(count, plan.seed + plan.rounds + number, f"{SALT} measured {number}")
+            others = await requests(
+                plan.measured_requests, plan.seed + plan.rounds + number, f"{SALT} measured {number}"
+            )
             run = await through(MEASURED_THROUGH, others, f"measured, {number}")
             measured.append((others.exact, run.outcomes))
 

@@ -7,6 +7,7 @@ import pytest
 
 import warmroute
 from sim.bench.exact_trace import exact_trace
+from sim.bench.http_fidelity import usual_plan
 from sim.bench.side_by_side import Figure, Pair, meaning_of_marks, reversed_pairs, verdict_on_order
 from sim.results import Result, Slo, Spread, summarize
 from sim.workload.trace import Trace, TraceRequest
@@ -92,3 +93,15 @@ def test_a_trace_in_its_own_tokens() -> None:
     assert [one.block_ids for one in made.requests] == [(0, 1), (0, 2)]
     assert [one.prompt_tokens for one in made.requests] == [5, 4]
     assert made.block_tokens == 2 and made.requests[1].timestamp_ms == 5.0
+
+
+def test_models_that_take_a_second_a_prompt_get_fewer_and_shorter_ones() -> None:
+    tiny, real = usual_plan("tiny"), usual_plan("smollm2")
+    assert (tiny.model, real.model) == ("tiny", "smollm2")
+    few = replace(real, policies=("round_robin", "predicted_finish"))
+    assert few.all_requests == 4 * 40 + 5 * 24  # each policy twice, measured runs around them
+    tokens = [
+        sum(request.prompt_tokens for request in plan.trace(plan.requests, 1).requests)
+        for plan in (tiny, real)
+    ]
+    assert tokens[1] < tokens[0] / 10
