@@ -6,11 +6,13 @@ Then, before each policy's run and after the last, other requests of the same ki
 of them: what those took, and how that varies, is the step time. The simulation gets the trace's own tokens,
 and nothing of the runs it is compared with. Ties are broken alike; what steps take is drawn anew in each of
 several simulations. All of that in rounds, with other requests in each: what a machine does besides changes
-from minute to minute, and a run is one draw.
+from minute to minute, and a run is one draw. A run is simulated at the pace of the two measured ones around
+it.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -220,10 +222,19 @@ async def http_fidelity(
 
     model = tuned(replica_model([run for _, run in measured], decode), measured, outcomes_of)
     simulated = tuple(
-        tuple(_simulated(plan, policy, sent, model, rate, served, progress) for sent in compared)
-        for policy in plan.policies
+        tuple(
+            _simulated(plan, policy, sent, model.at_pace(pace), rate, served, progress)
+            for sent, pace in zip(compared, _paces_of(model, at, len(plan.policies)), strict=True)
+        )
+        for at, policy in enumerate(plan.policies)
     )
     return HttpFidelity(model, rate, tuple(map(tuple, live)), simulated)
+
+
+def _paces_of(model: ReplicaModel, policy: int, policies: int) -> list[float]:
+    """Of the policy's runs, round by round: each lies between two measured ones."""
+    between = [(before + after) / 2.0 for before, after in pairwise(model.paces)]
+    return between[policy::policies]
 
 
 def _simulated(

@@ -83,9 +83,30 @@ def test_steps_are_as_long_as_makes_the_measured_runs_decode_as_long_as_they_did
 
     measured = simulated(true, trace)
     rough = replace(true, decode=DecodeCost(0.002, 0.0005 / 3.0))
-    found = tuned(rough, [(trace, measured)], simulated)
+    found = tuned(rough, [(trace, measured)] * 2, simulated)
     assert found.decode.step_seconds(1) == pytest.approx(true.decode.step_seconds(1), rel=0.02)
-    assert tuned(rough, [(trace, [])], simulated) is rough
+    assert tuned(rough, [(trace, []), (trace, [])], simulated) is rough
+
+
+def test_a_run_that_was_slow_throughout_has_a_pace_of_its_own() -> None:
+    """All of it takes twice as long: what is usual is between, and no noise is made of it."""
+
+    def slowed(outcomes: list[Outcome], pace: float) -> list[Outcome]:
+        return [replace(o, ttft_s=(o.ttft_s or 0.0) * pace, e2e_s=o.e2e_s * pace) for o in outcomes]
+
+    even = replica_model([run(1), run(2)], DecodeCost(0.001, 0.0))
+    assert even.paces == pytest.approx((1.0, 1.0), abs=0.02)
+    model = replica_model([run(1), slowed(run(2), 2.0)], DecodeCost(0.001, 0.0))
+    assert model.paces == pytest.approx((0.5**0.5, 2.0**0.5), rel=0.05)
+    assert model.prefill_error.mean == pytest.approx(even.prefill_error.mean, rel=0.1)
+    for pace, factor in zip(model.paces, (1.0, 2.0), strict=True):
+        then = model.at_pace(pace)
+        assert then.decode.step_seconds(1) == pytest.approx(factor * STEP_S, rel=0.05)
+        assert then.prefill.seconds(900, 64) == pytest.approx(
+            factor * even.prefill.seconds(900, 64), rel=0.05
+        )
+        drawn = [then.step_time(1).seconds(prefill(700)) for _ in range(3)]
+        assert min(drawn) > 0.8 * factor * TRUE.seconds(700)
 
 
 def test_noise_is_drawn_from_prefills_of_about_that_length() -> None:
