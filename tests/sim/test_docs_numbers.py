@@ -72,17 +72,6 @@ GIVEN = {
         "else 400",
     ),
     "docs/load_testing.md": ("users who wait", "12 users, 20 s"),
-    "docs/cache_knowledge.md": (
-        "blocks of 256 bytes and more",
-        "(1,000,000)",
-        # What these tests assert; the row names each.
-        "recorded vLLM 0.32, 21 requests",
-        "21 of 21",
-        "16 chat turns",
-        "one block of 16",
-        "500 requests with evictions",
-        "over .20 → under .06 / over .50 → under .12",
-    ),
 }
 """Names, versions, inputs, and what other tests assert."""
 MEASURED = {
