@@ -2,15 +2,15 @@
 
 K and V are gathered block by block into a workspace. In decode the query heads that share a KV head become
 its query rows, which keeps bf16 on the fast kernel. A chunk after a prefix is never given to ``is_causal``:
-torch aligns that mask to the top left, which is wrong when queries are fewer than keys.
-
-In bf16 a chunk's attention is made of matrix products over runs of queries, with scores rounded to bf16 as
-``transformers`` has them: 489 queries after 512 keys take 5 ms a layer on one core, torch's fused kernel 15.
+torch aligns that mask to the top left, which is wrong when queries are fewer than keys. In bf16 a chunk's
+attention is made of matrix products (``attention_products``).
 """
 
 import torch
 import torch.nn.functional as functional
 
+from replica.model.attention_masks import AttentionMasks
+from replica.model.attention_products import ChunkProducts
 from replica.model.paged_kv import PagedKv
 from replica.model.step_plan import DecodeGroup, PrefillSpan, StepPlan
 
@@ -18,8 +18,6 @@ QUERY_ROWS = 4
 """Batch-invariant: query rows come in multiples of this; with fewer, other kernels add in another order."""
 SPARE_ROWS = 16
 """Batch-invariant: rows of finite, otherwise meaningless values that must follow the queries."""
-QUERY_RUN = 64
-"""bf16: queries whose scores are computed together; they skip the keys after the last of them."""
 
 
 class PagedAttention:
@@ -29,142 +27,109 @@ class PagedAttention:
     """
 
     def __init__(
-        self, plan: StepPlan, kv: PagedKv, heads: int, dtype: torch.dtype, *, batch_invariant: bool
+        self,
+        plan: StepPlan,
+        kv: PagedKv,
+        heads: int,
+        out: torch.Tensor,
+        *,
+        batch_invariant: bool,
     ) -> None:
-        """``heads``: query heads. ``dtype``: of queries, keys and values.
+        """``heads``: query heads. ``out`` [tokens or more, heads * head_dim]: where each layer's result goes,
+        in the type of queries, keys and values.
 
         ``batch_invariant``: a query's result is the same to the last bit whoever else is in the call; needs
         a plan that pads contexts, and SPARE_ROWS.
         """
-        self._plan = plan
-        self._kv = kv
-        self._group = heads // kv.heads
-        self._rows_unit = QUERY_ROWS if batch_invariant else 1
-        self._dtype = dtype
-        self._fused = batch_invariant or dtype != torch.bfloat16
-        self._masks: dict[tuple[int, ...], torch.Tensor] = {}
+        masks = AttentionMasks(out.dtype)
+        self._parts: list[_DecodeCall | _FusedChunk | ChunkProducts] = [
+            _DecodeCall(group, kv, heads, out, masks, QUERY_ROWS if batch_invariant else 1)
+            for group in plan.decodes
+        ]
+        if batch_invariant or out.dtype != torch.bfloat16:
+            unit = QUERY_ROWS if batch_invariant else 1
+            self._parts += [_FusedChunk(span, kv, out, masks, unit) for span in plan.prefills]
+        else:
+            self._parts += [ChunkProducts(span, kv, heads, out, masks) for span in plan.prefills]
 
-    def __call__(
-        self, layer: int, window: int | None, queries: torch.Tensor, kv: torch.Tensor, out: torch.Tensor
-    ) -> None:
-        """Attend and write into ``out`` [tokens, heads * head_dim].
+    def __call__(self, layer: int, window: int | None, queries: torch.Tensor, kv: torch.Tensor) -> None:
+        """Attend and write into ``out``.
 
         ``queries`` [tokens or more, heads, head_dim] and ``kv`` [tokens or more, 2 * kv_heads, head_dim] are
         this step's, already stored in the paged memory.
         """
-        for index, group in enumerate(self._plan.decodes):
-            mask = group.mask if window is None else self._decode_mask(index, group, window)
-            self._decode(layer, group, mask, queries, out)
-        for index, span in enumerate(self._plan.prefills):
-            if span.blocks is None:
-                context = kv[span.first : span.stop]
-            else:
-                context = self._kv.gather(layer, span.blocks).flatten(0, 1)
-            keys, values = context.chunk(2, 1)
-            attend = self._prefill if self._fused else self._prefill_in_runs
-            out[span.first : span.stop] = attend(index, span, window, queries, keys, values)
+        for part in self._parts:
+            part(layer, window, queries, kv)
 
-    def _decode(
+
+class _DecodeCall:
+    """The rows of a group in one call of the fused kernel."""
+
+    def __init__(
         self,
-        layer: int,
         group: DecodeGroup,
-        mask: torch.Tensor | None,
-        queries: torch.Tensor,
+        kv: PagedKv,
+        heads: int,
         out: torch.Tensor,
+        masks: AttentionMasks,
+        rows_unit: int,
     ) -> None:
-        rows = group.stop - group.first
-        kv, dim = self._kv, self._kv.head_dim
-        context = kv.gather(layer, group.blocks).view(rows, -1, 2 * kv.heads, dim)[:, : group.context]
-        keys, values = context.transpose(1, 2).chunk(2, 1)
-        folded_shape = (rows, kv.heads, self._group, dim)
-        folded = queries[group.first : group.stop].view(folded_shape)
-        padding = -self._group % self._rows_unit
-        if padding:
-            folded = functional.pad(folded, (0, 0, 0, padding))
-        attended = functional.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
-        out[group.first : group.stop].view(folded_shape).copy_(attended[:, :, : self._group])
+        rows, dim = group.stop - group.first, kv.head_dim
+        self._group = group
+        self._masks = masks
+        self._context = kv.context(group.blocks)
+        gathered = self._context.values.view(rows, -1, 2 * kv.heads, dim)[:, : group.context]
+        self._keys, self._values = gathered.transpose(1, 2).chunk(2, 1)
+        self._folded = (rows, kv.heads, heads // kv.heads, dim)
+        self._padding = -self._folded[2] % rows_unit
+        self._out = out[group.first : group.stop].view(self._folded)
 
-    def _prefill(
-        self,
-        index: int,
-        span: PrefillSpan,
-        window: int | None,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-    ) -> torch.Tensor:
-        """[rows, heads * head_dim] by the fused kernel."""
-        rows = span.stop - span.first
+    def __call__(self, layer: int, window: int | None, queries: torch.Tensor, kv: torch.Tensor) -> None:
+        group = self._group
+        self._context.load(layer)
+        folded = queries[group.first : group.stop].view(self._folded)
+        if self._padding:
+            folded = functional.pad(folded, (0, 0, 0, self._padding))
+        attended = functional.scaled_dot_product_attention(
+            folded,
+            self._keys,
+            self._values,
+            attn_mask=group.mask if window is None else self._masks.decode(group, window),
+        )
+        self._out.copy_(attended[:, :, : self._folded[2]] if self._padding else attended)
+
+
+class _FusedChunk:
+    """A chunk in one call of the fused kernel."""
+
+    def __init__(
+        self, span: PrefillSpan, kv: PagedKv, out: torch.Tensor, masks: AttentionMasks, rows_unit: int
+    ) -> None:
+        self._span = span
+        self._masks = masks
+        self._rows = span.stop - span.first
+        self._padded = self._rows + -self._rows % rows_unit
+        self._context = None if span.blocks is None else kv.context(span.blocks)
+        self._out = out[span.first : span.stop]
+
+    def __call__(self, layer: int, window: int | None, queries: torch.Tensor, kv: torch.Tensor) -> None:
+        span, rows = self._span, self._rows
+        if self._context is None:
+            context = kv[span.first : span.stop]
+        else:
+            self._context.load(layer)
+            context = self._context.values.flatten(0, 1)
+        keys, values = context.chunk(2, 1)
         whole = span.blocks is None and (window is None or window >= rows)
-        padded = _up(rows, self._rows_unit)
         mask = None
         if not whole:
-            mask = self._mask((index, window or 0), padded, keys.shape[0], span.prefix, window)
+            mask = self._masks.chunk(self._padded, keys.shape[0], span.prefix, window)
         attended = functional.scaled_dot_product_attention(
-            queries[span.first : span.first + padded].transpose(0, 1)[None],
+            queries[span.first : span.first + self._padded].transpose(0, 1)[None],
             keys.transpose(0, 1)[None],
             values.transpose(0, 1)[None],
             attn_mask=mask,
             is_causal=whole,
             enable_gqa=True,
         )
-        return attended[0].transpose(0, 1)[:rows].reshape(rows, -1)
-
-    def _prefill_in_runs(
-        self,
-        index: int,
-        span: PrefillSpan,
-        window: int | None,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-    ) -> torch.Tensor:
-        """[rows, heads * head_dim] by matrix products, a run of queries at a time."""
-        rows, heads, group, dim = span.stop - span.first, self._kv.heads, self._group, self._kv.head_dim
-        scaled = (queries[span.first : span.stop] * dim**-0.5).view(rows, heads, group, dim).transpose(0, 1)
-        keys_t, by_head = keys.permute(1, 2, 0), values.transpose(0, 1)
-        attended = torch.empty(rows, heads, group, dim, dtype=self._dtype)
-        for first in range(0, rows, QUERY_RUN):
-            stop = min(first + QUERY_RUN, rows)
-            count = stop - first
-            begin = 0 if window is None else max(0, span.prefix + first - window + 1)
-            end = span.prefix + stop
-            folded = scaled[:, first:stop].reshape(heads, count * group, dim)
-            scores = torch.bmm(folded, keys_t[:, :, begin:end]).view(heads, count, group, end - begin)
-            if window is None:
-                unseen = self._mask((-1, count), count, count, 0, None)
-                scores[:, :, :, -count:] += unseen[:, None]
-            else:
-                key = (index, first, window)
-                scores += self._mask(key, count, end - begin, span.prefix + first - begin, window)[:, None]
-            shares = scores.softmax(-1).view(heads, count * group, end - begin)
-            result = torch.bmm(shares, by_head[:, begin:end]).view(heads, count, group, dim)
-            attended[first:stop] = result.transpose(0, 1)
-        return attended.view(rows, -1)
-
-    def _mask(
-        self, key: tuple[int, ...], rows: int, context: int, prefix: int, window: int | None
-    ) -> torch.Tensor:
-        """[rows, context]: query row i, at position prefix + i, sees keys up to its own position."""
-        found = self._masks.get(key)
-        if found is None:
-            found = torch.full((rows, context), float("-inf"), dtype=self._dtype).triu_(prefix + 1)
-            if window is not None:
-                at = torch.arange(prefix, prefix + rows)[:, None]
-                found.masked_fill_(torch.arange(context) <= at - window, float("-inf"))
-            self._masks[key] = found
-        return found
-
-    def _decode_mask(self, index: int, group: DecodeGroup, window: int) -> torch.Tensor:
-        key = (-2 - index, window)
-        found = self._masks.get(key)
-        if found is None:
-            places, lengths = torch.arange(group.context), group.lengths[:, None, None, None]
-            found = torch.zeros(len(group.lengths), 1, 1, group.context, dtype=self._dtype)
-            found.masked_fill_((places >= lengths) | (places < lengths - window), float("-inf"))
-            self._masks[key] = found
-        return found
-
-
-def _up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
+        self._out.view(rows, *attended.shape[1::2]).copy_(attended[0].transpose(0, 1)[:rows])

@@ -43,6 +43,8 @@ class Decoder:
         )
         self._turns = torch.polar(torch.ones_like(angles), angles)
         self._norm_eps = torch.tensor(shape.norm_eps)
+        # Two types in one operation take longer.
+        self._norms = [(layer.attention_norm.float(), layer.ffn_norm.float()) for layer in weights.layers]
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> tuple[torch.Tensor, bool]:
@@ -57,30 +59,30 @@ class Decoder:
         hidden[:tokens] = self._weights.embedding.index_select(0, plan.tokens)
         attended = torch.zeros(rows, shape.heads * shape.head_dim, dtype=self._dtype)
         turns = self._turns.index_select(0, plan.positions)[:, None]
-        attend = PagedAttention(
-            plan, self.kv, shape.heads, self._dtype, batch_invariant=self._batch_invariant
-        )
+        attend = PagedAttention(plan, self.kv, shape.heads, attended, batch_invariant=self._batch_invariant)
+        rotate = _Rotation(turns, shape, self._dtype)
         recur = None
         if self._states is not None:
             recur = LinearAttention(plan.states, self._states, shape.norm_eps)
         for number, layer in enumerate(self._weights.layers):
-            normed = self._norm(hidden, layer.attention_norm)
-            queries, kv = self._queries_keys_values(layer, normed, tokens, turns)
+            attention_norm, ffn_norm = self._norms[number]
+            normed = self._norm(hidden, attention_norm)
+            queries, kv = self._queries_keys_values(layer, normed, tokens, rotate)
             if layer.decay is not None and recur is not None:
                 recur(number, queries, kv, layer.decay(normed), attended[:tokens])
             else:
                 self.kv.store(number, plan.slots, kv[:tokens])
-                attend(number, shape.windows[number], queries, kv, attended[:tokens])
+                attend(number, shape.windows[number], queries, kv)
             hidden += layer.output(attended)
             if layer.output_bias is not None:
                 hidden += layer.output_bias
-            gate, up = layer.gate_up(self._norm(hidden, layer.ffn_norm)).chunk(2, 1)
+            gate, up = layer.gate_up(self._norm(hidden, ffn_norm)).chunk(2, 1)
             # Not in place: the halves of gate_up lie apart, and the product would copy them together again.
             hidden += layer.down(functional.silu(gate).mul_(up))
         return self._logits(hidden, plan.sampled), bool(hidden[:tokens].sum().isfinite())
 
     def _queries_keys_values(
-        self, layer: LayerWeights, normed: torch.Tensor, tokens: int, turns: torch.Tensor
+        self, layer: LayerWeights, normed: torch.Tensor, tokens: int, rotate: "_Rotation"
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """[rows, heads, head_dim] and [rows, 2 * kv_heads, head_dim], the tokens' normed and rotated."""
         shape = self.shape
@@ -92,12 +94,7 @@ class Decoder:
         if layer.q_norm is not None and layer.k_norm is not None:
             rotated[:, : shape.heads] = self._norm(rotated[:, : shape.heads], layer.q_norm)
             rotated[:, shape.heads :] = self._norm(rotated[:, shape.heads :], layer.k_norm)
-        if self._dtype == torch.float32:
-            torch.view_as_complex(rotated.view(tokens, -1, shape.head_dim // 2, 2)).mul_(turns)
-        else:
-            exact = rotated.float()
-            torch.view_as_complex(exact.view(tokens, -1, shape.head_dim // 2, 2)).mul_(turns)
-            rotated.copy_(exact)
+        rotate(rotated)
         kv = by_head[:, shape.heads :]
         # A masked key must be finite too, or the query that does not see it becomes NaN.
         kv[:tokens].nan_to_num_(0.0, 0.0, 0.0)
@@ -118,3 +115,25 @@ class Decoder:
         length = torch.linalg.vector_norm(values, dim=-1, keepdim=True, dtype=torch.float32)
         scale = torch.addcmul(self._norm_eps, length, length, value=1 / values.shape[-1]).rsqrt_()
         return (values * scale).mul_(weight).to(self._dtype)
+
+
+class _Rotation:
+    """Rotates one step's queries and keys by their positions, in fp32."""
+
+    def __init__(self, turns: torch.Tensor, shape: ModelShape, dtype: torch.dtype) -> None:
+        """``turns`` [tokens, 1, head_dim / 2], complex; ``dtype``: of queries and keys."""
+        self._turns = turns
+        self._pairs = (turns.shape[0], shape.heads + shape.kv_heads, shape.head_dim // 2, 2)
+        self._exact: torch.Tensor | None = None
+        if dtype != torch.float32:
+            self._exact = torch.empty(*self._pairs[:2], shape.head_dim)
+            self._complex = torch.view_as_complex(self._exact.view(self._pairs))
+
+    def __call__(self, rows: torch.Tensor) -> None:
+        """Rotate ``rows`` [tokens, heads + kv_heads, head_dim] in place."""
+        if self._exact is None:
+            torch.view_as_complex(rows.view(self._pairs)).mul_(self._turns)
+        else:
+            self._exact.copy_(rows)
+            self._complex.mul_(self._turns)
+            rows.copy_(self._exact)

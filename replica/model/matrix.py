@@ -54,10 +54,11 @@ class OneDnnMatrix:
 
     def __init__(self, weight: torch.Tensor) -> None:
         self._packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), LAYOUT_ROWS)
+        self._linear = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows @ weight.T``."""
-        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, None, "none", [], "")
+        product: torch.Tensor = self._linear(rows, self._packed, None, "none", [], "")
         return product
 
     def tensors(self) -> Iterable[torch.Tensor]:
@@ -74,12 +75,13 @@ class FewRowsMatrix:
     def __init__(self, weight: torch.Tensor, many: Matrix) -> None:
         self._many = many
         self._half = torch.ops.quantized.linear_prepack_fp16(weight.float(), None)
+        self._linear = torch.ops.quantized.linear_dynamic_fp16.default
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows @ weight.T``."""
         if rows.shape[0] > FEW_ROWS:
             return self._many(rows)
-        product: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(rows.float(), self._half)
+        product: torch.Tensor = self._linear(rows.float(), self._half)
         return product.to(rows.dtype)
 
     def tensors(self) -> Iterable[torch.Tensor]:

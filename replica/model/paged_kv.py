@@ -24,14 +24,14 @@ class PagedKv:
     def __init__(
         self, shape: ModelShape, blocks: int, block_size: int, dtype: torch.dtype, *, int8: bool = False
     ) -> None:
-        """``dtype``: of what is stored and gathered; with ``int8`` it is rounded on the way in."""
+        """``dtype``: of what is stored and copied; with ``int8`` it is rounded on the way in."""
         self.blocks = blocks
         self.block_size = block_size
         self.heads = shape.kv_heads
         self.head_dim = shape.head_dim
         self.int8 = int8
         self.bytes_per_token = bytes_per_token(shape, dtype, int8=int8)
-        self._dtype = dtype
+        self.dtype = dtype
         self._places = [layer for layer in range(shape.layers) if layer not in shape.recurrent]
         self._layers = [self._zeros(shape.head_dim) for _ in self._places]
         self._place_of = {layer: place for place, layer in enumerate(self._places)}
@@ -39,7 +39,7 @@ class PagedKv:
 
     def _zeros(self, head_dim: int) -> torch.Tensor:
         # numpy asks the system for zero pages (calloc); torch.zeros would write, and so take, all of them.
-        dtype = torch.int8 if self.int8 else self._dtype
+        dtype = torch.int8 if self.int8 else self.dtype
         width = head_dim + SCALE_BYTES if self.int8 else head_dim
         elements = self.blocks * self.block_size * 2 * self.heads * width
         raw = torch.from_numpy(np.zeros(elements * dtype.itemsize, dtype=np.uint8))
@@ -49,20 +49,30 @@ class PagedKv:
         """Write ``kv`` [tokens, 2 * kv_heads, head_dim]; slot = block * block_size + offset."""
         self._put(layer, slots, _to_codes(kv) if self.int8 else kv)
 
-    def gather(self, layer: int, blocks: torch.Tensor) -> torch.Tensor:
-        """A copy of these blocks, [len(blocks), block_size, 2 * kv_heads, head_dim]; until the next call.
+    def context(self, blocks: torch.Tensor) -> "Context":
+        """Copies of these blocks, [len(blocks), block_size, 2 * kv_heads, head_dim]."""
+        room = self._workspace(blocks.shape[0])
+        return Context(self, blocks, room, room)
 
-        The copies live in one workspace: fresh memory of this size costs more in page faults than the
-        copying itself.
-        """
+    def context_by_head(self, blocks: torch.Tensor) -> "Context":
+        """Copies of these blocks, [2 * kv_heads, len(blocks) * block_size, head_dim]."""
         count = blocks.shape[0]
+        room = self._workspace(count).view(2 * self.heads, count, self.block_size, -1)
+        return Context(self, blocks, room.permute(1, 2, 0, 3), room.flatten(1, 2))
+
+    def copy_blocks(self, layer: int, blocks: torch.Tensor, out: torch.Tensor) -> None:
+        """Copy blocks as stored into ``out`` [len(blocks), block_size, 2 * kv_heads, width]."""
+        torch.index_select(self._layers[self._place_of[layer]], 0, blocks, out=out)
+
+    def _workspace(self, count: int) -> torch.Tensor:
+        """Room for copies of ``count`` blocks, the same each time.
+
+        Fresh memory of this size costs more in page faults than the copying itself.
+        """
         if count > self._gathered.shape[0]:
             room = max(count, 2 * self._gathered.shape[0])
             self._gathered = self._gathered.new_empty(room, *self._gathered.shape[1:])
-        stored = torch.index_select(
-            self._layers[self._place_of[layer]], 0, blocks, out=self._gathered[:count]
-        )
-        return _from_codes(stored, self._dtype) if self.int8 else stored
+        return self._gathered[:count]
 
     def _put(self, layer: int, slots: torch.Tensor, rows: torch.Tensor) -> None:
         self._layers[self._place_of[layer]].flatten(0, 1).index_copy_(0, slots, rows)
@@ -97,6 +107,27 @@ class PagedKv:
         return flat.view(len(self._layers), 2, -1, self.heads, self._layers[0].shape[-1])
 
 
+class Context:
+    """Copies of some blocks' K and V, of one layer at a time; all contexts share one workspace."""
+
+    def __init__(self, kv: PagedKv, blocks: torch.Tensor, room: torch.Tensor, copied: torch.Tensor) -> None:
+        """``room``: where copies go, block by block; ``copied``: its memory in the order of ``values``."""
+        self._kv = kv
+        self._blocks = blocks
+        self._room = room
+        self._copied = copied
+        self.values = copied
+        """What was loaded last; meaningless once another context was."""
+        if kv.int8:
+            self.values = torch.empty(*copied.shape[:-1], kv.head_dim, dtype=kv.dtype)
+
+    def load(self, layer: int) -> None:
+        """Copy the blocks of ``layer`` into ``values``."""
+        self._kv.copy_blocks(layer, self._blocks, self._room)
+        if self._kv.int8:
+            _from_codes(self._copied, self.values)
+
+
 def bytes_per_token(shape: ModelShape, dtype: torch.dtype, *, int8: bool = False) -> int:
     """Bytes of K and V that one token takes over all layers.
 
@@ -120,7 +151,7 @@ def _to_codes(kv: torch.Tensor) -> torch.Tensor:
     return torch.cat([codes, scales.view(torch.int8)], -1)
 
 
-def _from_codes(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The reverse of ``_to_codes``, to ``dtype``."""
+def _from_codes(rows: torch.Tensor, out: torch.Tensor) -> None:
+    """The reverse of ``_to_codes``, into ``out``."""
     scales = rows[..., -SCALE_BYTES:].contiguous().view(torch.float32)
-    return rows[..., :-SCALE_BYTES].float().mul_(scales).to(dtype)
+    torch.mul(rows[..., :-SCALE_BYTES], scales, out=out)
