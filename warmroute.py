@@ -50,6 +50,9 @@ def _replica_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _replica(args: argparse.Namespace) -> int:
+    from replica.server.huge_pages import begin_with_huge_pages
+
+    begin_with_huge_pages()
     from replica.server.replica_command import run
 
     return run(args)
