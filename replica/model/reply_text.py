@@ -46,9 +46,10 @@ class ReplyText:
         if self._tokens < self._stops.min_tokens:
             return text
         self._held += text
-        found = [(at, stop) for stop in stops if (at := self._held.find(stop)) >= 0]
+        # Which is whole first, as if characters came one by one: what a token holds decides nothing.
+        found = [(at + len(stop), at, stop) for stop in stops if (at := self._held.find(stop)) >= 0]
         if found:
-            at, stop = min(found)
+            _, at, stop = min(found)
             self.stopped_by = stop
             out, self._held = self._held[: at + len(stop) if self._stops.include_stop else at], ""
             return out

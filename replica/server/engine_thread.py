@@ -232,7 +232,10 @@ class EngineThread:
         for request in requests:
             try:
                 engine.add(request)
-            except ValueError as error:
+            except Exception as error:  # it must not take the engine with it
+                if not isinstance(error, ValueError):
+                    log.exception("request %s cannot begin", request.request_id)
+                    engine.abort(request.request_id)
                 refusal = Delta(
                     request.request_id,
                     "",

@@ -307,7 +307,7 @@ class TorchMover:
         def job() -> Report:
             try:
                 disk.keep_budget(record)
-            except OSError:
+            except Exception:
                 return budget.not_kept
             return lambda: None
 

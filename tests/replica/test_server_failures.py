@@ -13,6 +13,8 @@ import aiohttp
 import pytest
 
 from replica.config import ConfigError, ReplicaConfig
+from replica.engine import Engine
+from replica.request import Request
 from replica.server.app import ListenError, start
 from tests.replica.serving import USER, WAIT_S, faulty_engine, gauge, get, post, replica, stream, until
 
@@ -119,6 +121,28 @@ def test_a_request_that_fails_is_a_500_and_others_go_on() -> None:
             status, answer = await post(url, LONG | {"prompt": [1, 263, 2], "stream": True})
             assert status == 500, "nothing was sent yet, so a stream fails as plainly"
             assert (await good)[1]["usage"]["completion_tokens"] == 60
+            assert (await get(running.url + "/health"))[0] == 200
+
+    asyncio.run(run())
+
+
+def test_a_request_that_cannot_begin_is_a_500_and_leaves_nothing() -> None:
+    class Poisoned(Engine):
+        def add(self, request: Request) -> None:
+            super().add(request)
+            if 263 in request.prompt:
+                raise RuntimeError("injected failure")
+
+    async def run() -> None:
+        async with replica(Poisoned) as running:
+            url = running.url + "/v1/completions"
+            good = asyncio.create_task(post(url, LONG | {"max_tokens": 60}))
+            for _ in range(2):
+                status, answer = await post(url, LONG | {"prompt": [1, 263, 2]})
+                assert status == 500 and "injected failure" in answer["error"]["message"]
+            assert (await good)[1]["usage"]["completion_tokens"] == 60
+            assert await gauge(running.url, "vllm:num_requests_waiting") == 0.0
+            assert await gauge(running.url, "vllm:kv_cache_usage_perc") == 0.0
             assert (await get(running.url + "/health"))[0] == 200
 
     asyncio.run(run())

@@ -295,3 +295,44 @@ def test_stop_strings_cut_the_text_wherever_token_borders_fall(
         text += reply.close()
         assert text == expected + (stopped_by or "" if include else "")
         assert reply.stopped_by == stopped_by
+
+
+class Pieces:
+    """A tokenizer whose tokens are the given texts, by number."""
+
+    special_ids: frozenset[int] = frozenset()
+    strips_leading_space = False
+
+    def __init__(self, texts: list[str]) -> None:
+        self.texts = texts
+
+    def token_bytes(self, token: int) -> bytes:
+        """One token's."""
+        return self.texts[token].encode()
+
+
+def reply_in(texts: list[str], stops: StopRule) -> tuple[str, str | None]:
+    """What is told of a reply whose tokens are ``texts``, and the stop string that ended it."""
+    reply = ReplyText(Pieces(texts), stops)  # type: ignore[arg-type]
+    told = ""
+    for token in range(len(texts)):
+        told += reply.push(token)
+        if reply.stopped_by is not None:
+            break
+    return told + reply.close(), reply.stopped_by
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_B110_token_borders_change_no_answer(seed: int) -> None:
+    chance = random.Random(seed)
+    stopped = 0
+    for _ in range(400):
+        text = "".join(chance.choices("ab\u20ac", k=chance.randrange(1, 24)))
+        strings = {"".join(chance.choices("ab\u20ac", k=chance.randrange(1, 6))) for _ in range(3)}
+        stops = StopRule(stop_strings=tuple(strings), include_stop=chance.random() < 0.3)
+        cuts = sorted(chance.choices(range(len(text) + 1), k=chance.randrange(6)))
+        pieces = [text[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        answer = reply_in(list(text), stops)
+        assert reply_in(pieces, stops) == answer, (text, pieces, strings)
+        stopped += answer[1] is not None
+    assert 100 < stopped < 400

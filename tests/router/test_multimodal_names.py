@@ -2,7 +2,9 @@
 
 import pickle
 from hashlib import sha256
+from typing import Any
 
+import msgspec
 import pytest
 
 from replica.contract.block_hash import block_contents, chain, hash_number, root_hash
@@ -15,6 +17,7 @@ from router.routing import vllm_block_hash
 from router.routing.block_naming import BlockNaming, HashScheme, token_key, token_root
 from router.routing.block_source import BlockSettings, BlockSource
 from router.routing.engine_names import EngineNames
+from tests.contract.vllm_readers import ArrayBatch, MapBatch
 
 SCHEMES: tuple[HashScheme, ...] = ("sha256", "sha256_cbor", "warmroute", "tokens")
 IMAGES = [MultimodalItem("a", 11, 10), MultimodalItem("b", 30, 18), MultimodalItem("c", 48, 7)]
@@ -94,6 +97,13 @@ def test_what_events_tell_of_an_image_names_its_blocks(form: Form) -> None:
         assert keys == BlockNaming("tokens", 16).keys([7] * 48, "s", items)
         assert list(told(image, form).block_hashes) == BlockNaming("warmroute", 16).keys([7] * 48, "s", items)
     assert names.unnamed == 0 and len(names) == 5, "the first block is the same under both"
+
+
+@pytest.mark.parametrize(("form", "reader"), [("map", MapBatch), ("array", ArrayBatch)])
+def test_a_vllm_consumer_reads_which_images_reach_into_a_block(form: Form, reader: Any) -> None:
+    payload = encode(EventBatch(0.0, (told("cat"),)), form=form)
+    (event,) = msgspec.msgpack.decode(payload, type=reader).events
+    assert event.extra_keys == [("s",), (["cat", 4],), None]
 
 
 def _first_block(extra: tuple[object, ...], items: list[MultimodalItem]) -> BlocksStored:
