@@ -55,7 +55,7 @@ def chain(
     for start in range(0, len(tokens) - block_tokens + 1, block_tokens):
         if items:
             keys = multimodal_keys(items, start, start + block_tokens)
-            extra = (*(("mm", name, offset) for name, offset in keys), *(extra or ())) or None
+            extra = (*[("mm", name, offset) for name, offset in keys], *(extra or ())) or None
         parent = sha256(encode(parent, tuple(tokens[start : start + block_tokens]), extra)).digest()
         names.append(hash_number(parent))
         extra = None
