@@ -52,17 +52,19 @@ def failure_of_status(status: int, *, retry_after: bool) -> Failure | None:
 
 
 MOST_REST_S: Final = 30.0
-USUAL_REST_S: Final = 1.0
+DATED_REST_S: Final = 1.0
 
 
 def rest_s(retry_after: bytes | None) -> float:
-    """Seconds a busy replica wants to be left alone, by its ``Retry-After`` (a date counts as none).
+    """Seconds a busy replica wants to be left alone, by its ``Retry-After`` if it has one.
 
     >>> rest_s(b"7"), rest_s(None), rest_s(b"86400"), rest_s(b"Fri, 31 Dec 1999 23:59:59 GMT")
-    (7.0, 1.0, 30.0, 1.0)
+    (7.0, 0.0, 30.0, 1.0)
     """
-    if retry_after is None or not retry_after.isdigit():
-        return USUAL_REST_S
+    if retry_after is None:
+        return 0.0  # a slot may be free in a moment
+    if not retry_after.isdigit():
+        return DATED_REST_S
     return MOST_REST_S if len(retry_after) > 4 else min(MOST_REST_S, float(retry_after))
 
 
