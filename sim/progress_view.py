@@ -1,21 +1,34 @@
 """How far long work is: a bar on a terminal, plain lines elsewhere; always on standard error."""
 
 import sys
+import time
+from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+LINE_EVERY_S = 30.0
+
 
 class ProgressView:
     """A context in which ``update`` shows a named job's progress.
 
-    Elsewhere than on a terminal a job gets one line when it begins and one when it is done.
+    Elsewhere than on a terminal a job gets one line when it begins, one when it is done, and between them how
+    far it is every ``LINE_EVERY_S`` seconds.
     """
 
-    def __init__(self, console: Console | None = None, *, unit: str = "requests") -> None:
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        unit: str = "requests",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """``unit``: what is counted."""
         self._unit = unit
+        self._clock = clock
+        self._line_at_s: dict[str, float] = {}
         self._console = console or Console(file=sys.stderr)
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
@@ -52,6 +65,10 @@ class ProgressView:
         if job not in self._said:
             self._said[job] = False
             self._line(f"{job}: {total:,} {self._unit}")
+            self._line_at_s[job] = self._clock()
+        if done < total and self._clock() - self._line_at_s[job] >= LINE_EVERY_S:
+            self._line_at_s[job] = self._clock()
+            self._line(f"{job}: {done:,} of {total:,}")
         if done >= total and not self._said[job]:
             self._said[job] = True
             self._line(f"{job}: done")
