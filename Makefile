@@ -16,7 +16,7 @@ SOURCES := router replica sim warmroute.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check compile pure test-compiled load chaos fuzz soak bench protos size clean
+.PHONY: help demo test lint check compile pure test-compiled load chaos fuzz soak bench protos compose size clean
 
 help: ## say what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -50,6 +50,9 @@ load: $(VENV)/dev.stamp ## streaming chat, agent and RAG users against a router 
 
 chaos: $(VENV)/dev.stamp ## kill, freeze and break replicas behind a router for two minutes; check every answer
 	$(BIN)/python -m tests.chaos.run_chaos $(CHAOS_ARGS)
+
+compose: $(VENV)/dev.stamp ## what docker-compose.yml runs, without containers; every query of dashboard and rules must give data
+	$(BIN)/python -m tests.run_compose
 
 fuzz: $(VENV)/dev.stamp ## 50,000 random requests over both caches and all options: no token may differ
 	$(BIN)/python -m tests.replica.equality_fuzz $(FUZZ_ARGS)

@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from router.config import RouterConfig, load_config
+from sim.demo.processes import ChildProcesses
+from tests.run_compose import ComposeRun
 
 ROOT = Path(__file__).resolve().parents[1]
 ROUTERS = ("router-1", "router-2")
@@ -198,3 +200,19 @@ def test_compose_itself_accepts_the_file() -> None:
         assert ran.returncode == 0, ran.stderr
         return
     pytest.skip("neither 'docker compose' nor 'docker-compose' is installed")
+
+
+def test_what_make_compose_runs_are_these_files_with_this_machines_addresses(tmp_path: Path) -> None:
+    run = ComposeRun(ChildProcesses(tmp_path), tmp_path, "tiny")
+    router = load_config(run.config("router-1", "/etc/warmroute/router.yaml"))
+    assert router.listen == run.address("router-1:8080") and router.admin == run.address("router-1:8081")
+    assert [one.url for one in router.replicas] == [
+        f"http://{run.address(f'{name}:8000')}" for name in REPLICAS
+    ]
+    texts = [
+        run.config("balancer", "/usr/local/etc/haproxy/haproxy.cfg").read_text(),
+        run.config("prometheus", "/etc/prometheus/prometheus.yml").read_text(),
+        run.config("replica-1", "/etc/warmroute/replica.yaml", model="tiny").read_text(),
+    ]
+    for text in texts:
+        assert not re.search(r"(?:router|replica)-\d:\d|redis:\d|0\.0\.0\.0|bind :", text), text

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from router.config import RouterConfig, load_config
+from tests.fakes.router_rig import RouterRig, with_router
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs/kubernetes"
 Object = dict[str, Any]
@@ -102,6 +103,18 @@ def test_an_unready_router_is_not_restarted(objects: dict[tuple[str, str], Objec
     assert {probe["port"] for probe in paths.values()} == {"http"}
     assert paths["liveness"]["path"] == paths["startup"]["path"] == "/health"
     assert paths["readiness"]["path"] == "/readiness"
+
+
+def test_a_real_router_answers_the_probes(
+    objects: dict[tuple[str, str], Object], config: RouterConfig
+) -> None:
+    container = _container(objects, "warmroute")
+
+    async def scenario(rig: RouterRig) -> None:
+        for kind in ("startup", "liveness", "readiness"):
+            assert (await rig.get(container[f"{kind}Probe"]["httpGet"]["path"])).status == 200, kind
+
+    with_router(scenario, readiness=config.readiness, keys={"public": ["sk-public"]})
 
 
 def test_selectors_find_their_pods(objects: dict[tuple[str, str], Object]) -> None:
