@@ -48,6 +48,7 @@ def explanation(
             "decode_price": round(request.decode_price, 5),
             "expected_output_tokens": round(request.expected_output_tokens, 1),
             "copy_price": round(request.copy_price, 4),
+            "universal_tokens": request.universal_tokens,
         },
         "candidates": [_candidate(fleet, row, request) for row in rows],
     }

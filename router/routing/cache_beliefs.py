@@ -94,6 +94,10 @@ class CacheBeliefs:
                 levels[place] = mask, min(most, int(layout.end(blocks) * ratio))
         return levels
 
+    def tokens_of(self, prompt: Prompt, blocks: int) -> int:
+        """Tokens in the first ``blocks`` blocks of a prompt, as ``levels`` counts them."""
+        return int(prompt.layout.end(blocks) * self.tokens_per_unit(prompt))
+
     def last_key(self, prompt: Prompt, tokens: int) -> int | None:
         """The key of the last block in the first ``tokens`` tokens: a name for that prefix."""
         blocks = self._blocks(prompt, tokens)

@@ -15,6 +15,7 @@ from router.routing.replica_state import ReplicaState
 from router.routing.roster import Candidates, Roster
 from router.routing.shortlist import PRICE_ALL_UP_TO, Shortlist
 from router.routing.traffic import Traffic
+from router.routing.universal_head import UniversalHead
 from router.routing.view import MatchedTokens, Policy, RoutingRequest
 
 
@@ -29,6 +30,7 @@ class Decider:
         "_replicas",
         "_shortlist",
         "_traffic",
+        "_universal_head",
         "hot",
         "journal",
         "policy",
@@ -53,6 +55,7 @@ class Decider:
         self._traffic = traffic
         self._shortlist = shortlist
         self._pools = Pools(shortlist)
+        self._universal_head = UniversalHead()
         self.hot = hot
         self.journal: Journal | None = None
         self._mean_utilization = 0.0
@@ -79,6 +82,8 @@ class Decider:
             self.hot.heated(crowd.keys, crowd.prefill_s, now)
             if self.journal is not None:
                 self.journal.prefixes_asked(crowd.keys, crowd.prefill_s)
+        if not tried:
+            self._universal_head.asked(prompt)
         candidates: Sequence[ReplicaState] = found.replicas
         if found.moves_kv:
             decision = self._pools.choose(rule, request, found, levels, two_steps=two_steps and not tried)
@@ -119,7 +124,23 @@ class Decider:
     ) -> tuple[Candidates, RoutingRequest, list[tuple[int, int]]]:
         found = self._replicas.candidates(prompt.model, tried, within)
         levels = self._caches.levels(prompt)
-        return found, self._request(prompt, now, session, levels), levels
+        request = self._request(prompt, now, session, levels)
+        if levels:
+            self._note_universal_head(request, prompt, found, levels)
+        return found, request, levels
+
+    def _note_universal_head(
+        self, request: RoutingRequest, prompt: Prompt, found: Candidates, levels: list[tuple[int, int]]
+    ) -> None:
+        """Tell how much of ``prompt`` most of the traffic begins with, where some lack it and some do not."""
+        lack = found.bits & ~levels[-1][0]
+        if lack and (blocks := self._universal_head.blocks(prompt, len(found.replicas))):
+            tokens = self._caches.tokens_of(prompt, blocks)
+            for holders, matched in levels:
+                if matched >= tokens:
+                    lack &= ~holders
+            if lack and tokens <= levels[-1][1]:
+                request.universal_tokens = tokens
 
     def others(
         self,

@@ -18,7 +18,8 @@ class Reason(StrEnum):
     SESSION = "session"
     """The session's home."""
     BALANCED = "balanced"
-    """The policy does not look at prefixes, or no candidate was warmer than the one chosen by load."""
+    """Load decided: the policy does not look at prefixes, or what is cached elsewhere is what most of the
+    traffic begins with."""
     ONLY = "only"
     """One candidate was left."""
     PANIC = "panic"

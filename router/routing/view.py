@@ -58,6 +58,7 @@ class RoutingRequest:
         "prompt",
         "prompt_tokens",
         "session",
+        "universal_tokens",
     )
 
     def __init__(
@@ -73,6 +74,7 @@ class RoutingRequest:
         decode_price: float = 0.0,
         expected_output_tokens: float = 0.0,
         copy_price: float = 1.0,
+        universal_tokens: int = 0,
     ) -> None:
         self.now = now
         self.prompt_tokens = prompt_tokens
@@ -90,6 +92,8 @@ class RoutingRequest:
         self.expected_output_tokens = expected_output_tokens
         self.copy_price = copy_price
         """Share of its price on others that computing a cached prefix once more counts; see ``heat.py``."""
+        self.universal_tokens = universal_tokens
+        """Leading tokens that most traffic shares, if a candidate lacks them (``universal_head.py``)."""
 
     def with_matched(self, matched_tokens: Sequence[int]) -> "RoutingRequest":
         """The same request where other tokens are cached."""
@@ -112,6 +116,7 @@ class RoutingRequest:
             self.decode_price,
             expected_output_tokens,
             self.copy_price,
+            self.universal_tokens,
         )
 
     @property

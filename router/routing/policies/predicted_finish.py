@@ -15,6 +15,10 @@ A stalled stream stays longer, and what is prefilled meanwhile stalls it again: 
 Of a hot prefix's copy (``heat.py``) only a share is priced: in the prices above T_j is then T of a replica
 that holds the prefix, plus that share of what computing it again takes.
 
+What most of the traffic begins with (``universal_head.py``) is nobody's home: a replica that lacks it and
+has less than a quarter of the mean of outstanding tokens, as one that has just joined, is priced as if it
+held that, in all of the above. The first request computes it there; from then on it is held.
+
 Where requests are held in the router (``hold_queue.py``), W_j counts those that would go first, Q_j counts
 all that are held, and each one behind adds T_j: it waits that much longer for certain.
 
@@ -38,6 +42,10 @@ from router.routing.replica_state import ReplicaState
 from router.routing.view import RoutingRequest
 
 MAX_LATER_ARRIVALS: Final = 32.0
+IDLE_SHARE: Final = 4
+"""A replica with less than the mean of outstanding tokens over this has next to nothing to do."""
+MOST_PAST_HEAD: Final = 1.25
+"""Who holds no more than so many times what most of the traffic begins with is not warmer for it."""
 IDLE_ALIKE: Final = 1.1
 """Idle replicas that hold the same of a prompt share it if their costs differ by no more than this."""
 
@@ -90,6 +98,8 @@ class PredictedFinish:
             saved = candidates[best.place].cost.prefill_s(request.prompt_tokens, 0) - prefill
         if matched == longest:
             return Decision(index, Reason.WARM, matched, wait, prefill, saved)
+        if best.newcomer and longest <= MOST_PAST_HEAD * request.universal_tokens:
+            return Decision(index, Reason.BALANCED, matched, wait, prefill, saved)
         warmest = best
         for i in range(count):
             one = costs[i]
@@ -139,6 +149,10 @@ class PredictedFinish:
         decode_price = kappa * request.expected_output_tokens
         copy_price, prompt = request.copy_price, request.prompt
         longest = max(matched_by) if copy_price < 1.0 else 0
+        universal, idle = request.universal_tokens, 0.0
+        if universal:
+            outstanding = sum([candidate.outstanding_tokens for candidate in candidates])
+            idle = outstanding / (IDLE_SHARE * len(candidates))
         by_replica: list[int] | None = matched_by if isinstance(matched_by, list) else None
         rows: list[ReplicaState] = candidates if isinstance(candidates, list) else list(candidates)
         for place, candidate in enumerate(rows):
@@ -153,12 +167,15 @@ class PredictedFinish:
                 rank = held.rank_s(prefill, prompt) if matched else prefill
                 wait += held.ahead_s(rank, prompt)
                 behind = held.behind(rank, prompt)
+            newcomer = matched < universal and candidate.outstanding_tokens < idle
+            if newcomer:
+                prefill = cost.prefill_s(tokens - universal, universal)
             own = wait + prefill
             later = arrivals * own
             if later > MAX_LATER_ARRIVALS:
                 later = MAX_LATER_ARRIVALS
             priced = prefill
-            if matched < longest:
+            if matched < longest and not newcomer:
                 hit = cost.prefill_s(tokens - longest, longest)
                 priced = hit + copy_price * (prefill - hit)
             total = (
@@ -171,7 +188,8 @@ class PredictedFinish:
             out.replica = index
             out.matched_tokens = matched
             out.wait_s = wait
-            out.prefill_s = prefill
+            out.prefill_s = cost.prefill_s(tokens - matched, matched) if newcomer else prefill
+            out.newcomer = newcomer
             out.total_s = total
             out.idle = not in_flight
 
@@ -179,7 +197,7 @@ class PredictedFinish:
 class _Cost:
     """What one candidate costs. Kept between decisions: compiled, numbers in it are no objects."""
 
-    __slots__ = ("idle", "matched_tokens", "place", "prefill_s", "replica", "total_s", "wait_s")
+    __slots__ = ("idle", "matched_tokens", "newcomer", "place", "prefill_s", "replica", "total_s", "wait_s")
 
     def __init__(self, place: int) -> None:
         self.place = place
@@ -191,3 +209,5 @@ class _Cost:
         self.total_s = 0.0
         self.idle = False
         """Nothing is in flight or held there."""
+        self.newcomer = False
+        """Priced as if it held what most of the traffic begins with."""

@@ -223,8 +223,9 @@ def test_B126_without_a_session_or_with_an_empty_one_the_load_decides(field: dic
     with_rig(scenario, replicas=3, policy={"kind": "session"}, hold={"enabled": False})
 
 
+@pytest.mark.parametrize("system_tokens", [512, 2_048, 8_192])
 @pytest.mark.parametrize("kind", ["predicted_finish", "prefix_affinity"])
-def test_B133_new_replicas_get_their_share_and_are_not_flooded(kind: str) -> None:
+def test_B133_new_replicas_get_their_share_and_are_not_flooded(kind: str, system_tokens: int) -> None:
     """Steady sessions on two replicas; two more join. Counted over the next requests."""
     fleet = make_fleet(2, kind)
     loop = ClosedLoop(fleet, decode_s=0.3)
@@ -234,7 +235,7 @@ def test_B133_new_replicas_get_their_share_and_are_not_flooded(kind: str) -> Non
     def turn(session: int) -> None:
         turns[session] += 1
         history = [(f"session {session} turn {number}", 160) for number in range(turns[session])]
-        loop.send(prompt(("system", 512), *history), session)
+        loop.send(prompt(("system", system_tokens), *history), session)
 
     def next_turn(session: int) -> None:
         """Sessions of eight turns; then another one begins."""
