@@ -18,6 +18,7 @@ from sim.plan.replica_config import (
     NamedPrecision,
     PlanSection,
     PositiveShare,
+    Rate,
     ReplicaPlan,
     RooflineReplica,
     Share,
@@ -29,7 +30,7 @@ class NumbersTraffic(PlanSection):
     """Requests as averages."""
 
     kind: Literal["numbers"]
-    requests_per_s: PositiveFloat
+    requests_per_s: Rate
     prompt_tokens: PositiveInt
     shared_tokens: NonNegativeInt = 0
     """Leading tokens of a prompt that a warm replica holds."""
@@ -117,7 +118,7 @@ class LongPromptsPlan(PlanSection):
     """Of one prefill replica."""
     decode_gpus: PositiveInt
     """Of one decode replica."""
-    requests_per_s: PositiveFloat
+    requests_per_s: Rate
     prompt_tokens: PositiveInt
     shared_tokens: NonNegativeInt = 0
     warm_share: Share = 1.0

@@ -116,10 +116,20 @@ def _value(node: ast.expr, values: Mapping[str, float]) -> float:
             one, other = _value(left, values), _value(right, values)
             if isinstance(sign, ast.Div) and other == 0:
                 return math.copysign(math.inf, one) if one else 0.0
-            made = _OPERATORS[type(sign)](one, other)
+            if isinstance(sign, ast.Pow):
+                one = float(one)  # whole numbers would grow without end: 9 ** 9 ** 9
+            made = _computed(node, _OPERATORS[type(sign)], one, other)
             if isinstance(made, complex):
                 raise FormulaError(f"{ast.unparse(node)!r} is a root of a number below 0")
             return made
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
-            return _FUNCTIONS[name](*(_value(arg, values) for arg in args))
+            return _computed(node, _FUNCTIONS[name], *(_value(arg, values) for arg in args))
     raise FormulaError(f"{ast.unparse(node)!r} is no arithmetic")
+
+
+def _computed(node: ast.expr, how: Callable[..., float], *given: float) -> float:
+    try:
+        return how(*given)
+    except (ArithmeticError, ValueError, TypeError) as error:  # too large, 0 ** -1, sqrt(-1), max()
+        reason = error.args[-1] if error.args else error
+        raise FormulaError(f"{ast.unparse(node)!r} of {', '.join(map(plain, given))}: {reason}") from error

@@ -5,6 +5,7 @@ import argparse
 from rich.console import Console
 
 from sim.command_output import complain, print_json
+from sim.plan.formula import FormulaError
 from sim.plan.make_report import make_report
 from sim.plan.plan_error import PlanError
 from sim.plan.plan_file import KINDS, load_plan
@@ -34,6 +35,8 @@ def run(args: argparse.Namespace) -> int:
     except PlanError as error:
         where = "" if str(error).startswith(str(args.plan)) else f"{args.plan}: "
         return complain("plan", f"{where}{error}", 2)
+    except FormulaError as error:
+        return complain("plan", f"{args.plan}: {error}; a number of the plan is far too large or small", 2)
     if args.json:
         print_json(report.json_object())
         return 0

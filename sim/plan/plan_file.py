@@ -54,7 +54,11 @@ def parse_plan(data: Any, where: str, text: str | None = None) -> PlanConfig:
 
 def _described(error: ValidationError, file: str, text: str | None) -> str:
     lines = []
-    for one in error.errors():
+    found = error.errors()
+    inside = {one["loc"][:depth] for one in found for depth in range(len(one["loc"]))}
+    for one in found:
+        if one["loc"] in inside:
+            continue  # a list is too short because what is in it is wrong
         path = _path(one["loc"])
         line = None if text is None else line_of(text, path)
         where = file if line is None else f"{file}: line {line}"

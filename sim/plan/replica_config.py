@@ -29,12 +29,14 @@ _FITTED = Efficiency()
 
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
+Rate = Annotated[float, Field(gt=0, le=1e6)]
+"""Requests a second; Erlang's formula is computed replica by replica."""
 
 
 class PlanSection(BaseModel):
     """What all sections have in common."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def one_of(what: str, name: str, known: Iterable[str]) -> str:

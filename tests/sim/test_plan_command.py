@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +109,21 @@ def test_a_wrong_plan_is_explained(
     assert shown == ""
     assert said.startswith(f"warmroute plan: {path}: ")
     assert message.replace("{path}", str(path)) in said
+
+
+def test_numbers_that_no_sheet_can_hold_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.yaml"
+    online = (FOLDER / "online.yaml").read_text()
+    for rate, message in (
+        (".inf", "traffic.requests_per_s: expected a finite number; got inf"),
+        ("1.0e+308", "traffic.requests_per_s: expected less than or equal to 1000000"),
+    ):
+        plan.write_text(re.sub(r"requests_per_s: \S+", f"requests_per_s: {rate}", online))
+        assert warmroute.main(["plan", str(plan), "--no-simulation"]) == 2
+        said = capsys.readouterr().err
+        assert message in said and len(said.splitlines()) == 1
 
 
 def test_a_plan_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
