@@ -11,6 +11,8 @@ from replica.model.attention_masks import AttentionMasks
 from replica.model.paged_kv import PagedKv
 from replica.model.step_plan import PrefillSpan
 
+ROWS_UNIT = 8
+"""Two threads share a product of as many rows better: 315 take 0.41 ms, 320 0.37."""
 QUERY_RUN = 128
 """Queries whose scores are computed together; they skip the keys after the last of them."""
 
@@ -30,10 +32,10 @@ class ChunkProducts:
         self._scale = dim**-0.5
         self._folded = (rows, kv.heads, group, dim)
         # [kv_heads, rows * group, head_dim]: the query heads that share a KV head become its query rows.
-        self._queries, self._attended = torch.empty(2, kv.heads, rows * group, dim, dtype=out.dtype)
+        padded = -(-rows * group // ROWS_UNIT) * ROWS_UNIT
+        self._queries, self._attended = torch.zeros(2, kv.heads, padded, dim, dtype=out.dtype)
         self._queries_by_row, self._attended_by_row = (
-            folded.view(kv.heads, rows, group, dim).transpose(0, 1)
-            for folded in (self._queries, self._attended)
+            self._by_row(folded).transpose(0, 1) for folded in (self._queries, self._attended)
         )
         self._out = out[span.first : span.stop].view(self._folded)
 
@@ -59,8 +61,13 @@ class ChunkProducts:
         prefix, context = self._span.prefix, keys.shape[1]
         scores = torch.bmm(self._queries, keys.transpose(1, 2))
         unseen = self._masks.chunk(self._rows, context - prefix, 0, None)
-        scores.view(-1, self._rows, self._group, context)[..., prefix:] += unseen[:, None]
+        self._by_row(scores)[..., prefix:] += unseen[:, None]
         torch.bmm(scores.softmax(-1), values, out=self._attended)
+
+    def _by_row(self, folded: torch.Tensor) -> torch.Tensor:
+        """[kv_heads, rows * group or more, n] as [kv_heads, rows, group, n]."""
+        heads, _, numbers = folded.shape
+        return folded[:, : self._rows * self._group].view(heads, self._rows, self._group, numbers)
 
     def _run(self, first: int, window: int | None, keys: torch.Tensor, values: torch.Tensor) -> None:
         """A run of queries, one KV head after the other, over the keys that some of them see."""
