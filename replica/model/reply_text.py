@@ -43,12 +43,12 @@ class ReplyText:
         stops = self._stops.stop_strings
         if not stops:
             return text
-        if self._tokens < self._stops.min_tokens:
-            return text
         self._held += text
+        # Before min_tokens a whole one is text; one that has begun by then may end the reply later.
+        may_stop = self._tokens >= self._stops.min_tokens
         # Which is whole first, as if characters came one by one: what a token holds decides nothing.
         found = [(at + len(stop), at, stop) for stop in stops if (at := self._held.find(stop)) >= 0]
-        if found:
+        if found and may_stop:
             _, at, stop = min(found)
             self.stopped_by = stop
             out, self._held = self._held[: at + len(stop) if self._stops.include_stop else at], ""

@@ -8,8 +8,10 @@ Of other fingerprints (other weights, other block size) nothing is kept. Nothing
 file that a crash left half-written fails its check like any other damage, and is computed again.
 """
 
+import contextlib
 import fcntl
 import shutil
+import stat
 import struct
 import zlib
 from pathlib import Path
@@ -49,15 +51,19 @@ class DiskStore:
         self._lock.close()
 
     def found(self) -> list[bytes]:
-        """Hashes of the blocks an earlier process left, oldest first; what cannot be one is deleted."""
+        """Hashes of the blocks an earlier process left, oldest first; what cannot be one is deleted.
+
+        What can be neither looked at nor deleted stays: it is no reason not to start.
+        """
         blocks: list[tuple[int, bytes]] = []
         for file in self._folder.iterdir():
-            about = file.stat()
             name = _hash_of(file.name)
-            if name is None or about.st_size != _HEADER.size + self.block_bytes:
-                file.unlink()
-            else:
-                blocks.append((about.st_mtime_ns, name))
+            with contextlib.suppress(OSError):
+                about = file.lstat()
+                if stat.S_ISREG(about.st_mode) and name and about.st_size == _HEADER.size + self.block_bytes:
+                    blocks.append((about.st_mtime_ns, name))
+                else:
+                    file.unlink()
         return [name for _, name in sorted(blocks)]
 
     def write(self, block_hash: bytes, payload: memoryview) -> int:

@@ -79,6 +79,22 @@ def test_what_another_model_left_is_deleted_and_strange_files_are_too(tmp_path: 
     assert second.found() == [] and list((tmp_path / "kv-b").iterdir()) == []
 
 
+def test_what_can_be_no_block_and_cannot_be_deleted_does_not_stop_a_start(tmp_path: Path) -> None:
+    disk = store(tmp_path)
+    for name in NAMES[:2]:
+        disk.write(name, memoryview(PAYLOAD))
+    (tmp_path / "kv-a" / "folder").mkdir()
+    file_of(tmp_path, NAMES[2]).mkdir()
+    file_of(tmp_path, NAMES[3]).symlink_to(file_of(tmp_path, NAMES[0]))
+    file_of(tmp_path, bytes([255]) * 32).symlink_to("/nowhere")
+    assert disk.found() == NAMES[:2]
+    assert not file_of(tmp_path, NAMES[3]).is_symlink(), "another block's bytes"
+    with pytest.raises(OSError, match="directory"):
+        disk.write(NAMES[2], memoryview(PAYLOAD))
+    with pytest.raises(OSError, match="directory"):
+        disk.read(NAMES[2], None)
+
+
 def test_one_folder_is_for_one_process(tmp_path: Path) -> None:
     first = store(tmp_path)
     with pytest.raises(OSError, match=r"in use by another replica; give each its own"):

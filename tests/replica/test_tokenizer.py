@@ -322,6 +322,23 @@ def reply_in(texts: list[str], stops: StopRule) -> tuple[str, str | None]:
     return told + reply.close(), reply.stopped_by
 
 
+@pytest.mark.parametrize(
+    ("data", "min_tokens", "expected", "stopped_by"),
+    [
+        ("abSTOPcd", 4, "ab", "STOP"),  # begun before, whole after
+        ("abSTOPcd", 6, "ab", "STOP"),
+        ("abSTOPcd", 7, "abSTOPcd", None),  # whole before: it is text
+        ("STOPabSTOPc", 5, "STOPab", "STOP"),
+        ("abST", 9, "abST", None),
+    ],
+)
+def test_B110_a_stop_string_over_the_border_of_min_tokens(
+    data: str, min_tokens: int, expected: str, stopped_by: str | None
+) -> None:
+    stops = StopRule(stop_strings=("STOP",), min_tokens=min_tokens)
+    assert reply_in(list(data), stops) == (expected, stopped_by)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_B110_token_borders_change_no_answer(seed: int) -> None:
     chance = random.Random(seed)
