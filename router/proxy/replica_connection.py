@@ -149,8 +149,10 @@ class ReplicaConnection(asyncio.Protocol):
         buffer, start = self._buffer, 0
         if buffer:
             data = buffer + data
+        end = self.pool.known_head_bytes(data)
         while True:
-            end = data.find(b"\r\n\r\n", max(start, len(buffer) - 3)) + 4
+            if not end:
+                end = data.find(b"\r\n\r\n", max(start, len(buffer) - 3)) + 4
             if end < 4:
                 self._buffer = data = data[start:] if start else data
                 if len(data) > MAX_HEAD_BYTES or not _may_be_head(data):
@@ -163,7 +165,7 @@ class ReplicaConnection(asyncio.Protocol):
                 return
             if head.status >= 200:
                 break
-            start = end  # 100 Continue, 103 Early Hints: not for the client
+            start, end = end, 0  # 100 Continue, 103 Early Hints: not for the client
             self.reused = False  # and whoever sends them has seen the request
         self._buffer = b""
         self._body = True

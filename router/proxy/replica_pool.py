@@ -27,6 +27,8 @@ class ReplicaPool:
         "_connecting",
         "_heads",
         "_idle",
+        "_last_head",
+        "_last_raw",
         "_open",
         "_tls",
         "counters",
@@ -54,6 +56,9 @@ class ReplicaPool:
         self._closed = False
         self._heads: dict[bytes, ResponseHead] = {}
         """Heads read lately: a replica's heads repeat, but for the date and some lengths."""
+        self._last_raw = b""
+        self._last_head: ResponseHead | None = None
+        """The one read last, and its bytes."""
         self._idle: deque[ReplicaConnection] = deque()
         self._open: set[ReplicaConnection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
@@ -117,8 +122,16 @@ class ReplicaPool:
             if not taken:
                 connection.abandon()
 
+    def known_head_bytes(self, data: bytes) -> int:
+        """Bytes of the head that ``data`` begins with, if that is the one ``read_head`` read last; else 0."""
+        raw = self._last_raw
+        size = len(raw)
+        return size if size and data[:size] == raw else 0
+
     def read_head(self, head: bytes) -> ResponseHead:
-        """The answer in ``head``. Raises ``GarbageError``."""
+        """The answer in ``head``, which is whole. Raises ``GarbageError``."""
+        if self._last_head is not None and head == self._last_raw:
+            return self._last_head
         known = self._heads.get(head)
         if known is None:
             known = read_response_head(head)
@@ -126,6 +139,8 @@ class ReplicaPool:
                 self._heads.clear()
             if len(head) <= KNOWN_HEAD_BYTES:
                 self._heads[head] = known
+        if len(head) <= KNOWN_HEAD_BYTES:
+            self._last_raw, self._last_head = head, known
         return known
 
     def opened(self, connection: ReplicaConnection) -> None:

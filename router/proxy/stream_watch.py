@@ -12,6 +12,8 @@ from router.proxy.usage import usage_at_end
 from router.routing.in_flight import Usage
 
 TAIL_BYTES: Final = 4096
+USAGE_WITHIN_BYTES: Final = 2048
+"""A stream's usage is looked for in so much of its end, and in the whole read in which that begins."""
 MAX_LINE_BYTES: Final = 1024 * 1024
 MAX_DATA_LINES: Final = 1024
 MAX_JSON_BYTES: Final = 1024 * 1024
@@ -122,8 +124,13 @@ class StreamWatch:
         return usual or says_over(self.tail)
 
     def usage(self) -> Usage | None:
-        """What the last event with a usage says."""
-        return usage_at_end(self.tail[-TAIL_BYTES:])
+        """What the last event with a usage says. It is the last but one: not all that is kept is searched."""
+        pieces = self.pieces
+        first, count = len(pieces), 0
+        while first and count < USAGE_WITHIN_BYTES:
+            first -= 1
+            count += len(pieces[first])
+        return usage_at_end(b"".join(pieces[first:])[-TAIL_BYTES:])
 
 
 class JsonWatch:

@@ -89,3 +89,13 @@ def test_a_usage_that_an_event_has_cut_into_data_lines_is_read() -> None:
     watch.pieces.append(b'data: {"usage":\ndata: {"prompt_tokens":\ndata: 7}}\n\ndata: [DONE]\n\n')
     assert watch.usage() == Usage(7, None, None) and watch.ended_properly
     assert JsonWatch().usage() is None
+
+
+def test_a_streams_usage_is_found_behind_what_follows_it_and_before_small_pieces() -> None:
+    watch = StreamWatch()
+    payload = b'data: {"x":"' + b"y" * 9_000 + b'"}\n\ndata: {"usage":{"prompt_tokens":7}}\n\n'
+    payload += b": ping\n\n" * 100 + b"data: [DONE]\n\n"
+    for at in range(0, len(payload), 50):
+        watch.pieces.append(payload[at : at + 50])
+        watch.grew(50)
+    assert watch.usage() == Usage(7, None, None)
