@@ -45,7 +45,7 @@ def test_real_replicas_of_the_tiny_model(capsys: pytest.CaptureFixture[str]) -> 
     On a busy machine a turn may come before the one it follows is cached: a request or two of twenty.
     """
     pytest.importorskip("torch", reason="the extra [replica] is not installed")
-    arguments = ["--model", "tiny", "--requests", "20", "--policy", "round_robin", "--load", "0.5"]
+    arguments = ["--model", "tiny", "--requests", "20", "--policy", "round_robin", "--load", "0.8"]
     arguments += ["--rounds", "1"]  # measured runs before and after it
     prompts = ["--apps", "6", "--system-tokens", "300", "--kv-tokens", "2048"]
     assert warmroute.main(["bench", "fidelity", *arguments, *prompts]) == 0
