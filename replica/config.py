@@ -19,7 +19,8 @@ from pydantic import (
 
 from replica.cache_config import CacheConfig
 from replica.config_values import Section, endpoint_alone, host_and_port
-from replica.contract.yaml_file import YamlError, read_yaml
+from replica.contract.key_hints import NO_MAPPING, keys_expected, spelling_hint
+from replica.contract.yaml_file import YamlError, line_of, read_yaml
 from replica.kv_events_config import KvEventsConfig
 from replica.salts_config import SaltsConfig
 from replica.tiers_config import TiersConfig
@@ -140,38 +141,46 @@ class ReplicaConfig(Section):
         return max(1, tokens // self.block_size)
 
 
-def parse_config(data: Any, where: str) -> ReplicaConfig:
-    """The config in ``data``; raises ``ConfigError`` naming every key that is wrong."""
+def parse_config(data: Any, where: str, text: str | None = None) -> ReplicaConfig:
+    """The config in ``data``; raises ``ConfigError`` naming every wrong key, and its line in ``text``."""
     if not isinstance(data, dict):
         raise ConfigError(f"{where}: expected a mapping of keys, got {type(data).__name__}")
     try:
         return ReplicaConfig.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("\n".join(_lines(error, where))) from None
+        raise ConfigError("\n".join(_lines(error, where, text))) from None
 
 
 def load_config(path: str | Path) -> ReplicaConfig:
     """Read ``path``; raises ``ConfigError`` when it cannot be read or is wrong."""
     try:
-        data = read_yaml(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
+    try:
+        data = read_yaml(text)
     except YamlError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if data is None:
         raise ConfigError(f"{path}: empty; expected at least `model: smollm2`")
-    return parse_config(data, str(path))
+    return parse_config(data, str(path), text)
 
 
-def _lines(error: ValidationError, where: str) -> list[str]:
+def _lines(error: ValidationError, file: str, text: str | None) -> list[str]:
     """One line per wrong key: where, what was given, what was expected."""
     lines = []
     for one in error.errors():
+        line = None if text is None else line_of(text, one["loc"])
+        where = file if line is None else f"{file}: line {line}"
         key = ".".join(str(part) for part in one["loc"]) or "(file)"
+        if one["type"] == "extra_forbidden":
+            lines.append(f"{where}: {key}: unknown key, {spelling_hint(ReplicaConfig, one['loc'])}")
+            continue
         secret = SECRET_KEYS.intersection(str(part) for part in one["loc"])
-        shown = not secret and isinstance(one["input"], str | int | float | bool)
-        given = one["input"] if shown else None
-        got = "" if given is None or one["type"] == "extra_forbidden" else f" (got {given!r})"
-        hint = "; unknown key, remove it or check its spelling" if one["type"] == "extra_forbidden" else ""
-        lines.append(f"{where}: {key}: {one['msg'].removeprefix('Value error, ')}{got}{hint}")
+        given = None if secret else one["input"]
+        message = one["msg"].removeprefix("Value error, ")
+        if one["type"] in NO_MAPPING:
+            message = keys_expected(ReplicaConfig, one["loc"], given)
+        got = f"got {given!r}" if isinstance(given, str | int | float | bool) else ""
+        lines.append(f"{where}: {key}: {message}{'' if got in message else f' ({got})'}")
     return lines

@@ -5,12 +5,12 @@ A setting is written once, here; the code below receives plain values. Unknown k
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
+from replica.contract.key_hints import NO_MAPPING, keys_expected, spelling_hint
 from replica.contract.yaml_file import YamlError, line_of, read_yaml
 from router.config_values import (
     SECRET_KEYS,
@@ -350,13 +350,14 @@ def named_in_errors(file: str | None) -> Iterator[None]:
         raise ConfigError(f"{file}: {error}") from None
 
 
-def describe(error: ValidationError, where: str, text: str | None = None) -> str:
-    """One line per wrong key: where, what was given, what was expected."""
+def describe(
+    error: ValidationError, where: str, text: str | None = None, root: type[Section] = RouterConfig
+) -> str:
+    """One line per wrong key: where, what was given, what was expected. ``root``: what was read."""
     lines = []
     file = where
     errors = error.errors()
     within = {one["loc"][:-1] for one in errors}
-    known = sorted(set(_key_names(RouterConfig)))
     for one in errors:
         line = None if text is None else line_of(text, one["loc"])
         where = file if line is None else f"{file}: line {line}"
@@ -366,25 +367,18 @@ def describe(error: ValidationError, where: str, text: str | None = None) -> str
             lines.append(f"{where}: {'.'.join(map(str, one['loc']))}: empty; expected at least 1 entry")
             continue
         key = ".".join(str(part) for part in one["loc"]) or "(file)"
-        silent = one["type"] in ("missing", "extra_forbidden") or not SECRET_KEYS.isdisjoint(one["loc"])
-        got = "" if silent else _shown(one["input"])
-        hint = ""
         if one["type"] == "extra_forbidden":
-            like = get_close_matches(str(one["loc"][-1]), known, n=1)
-            hint = "; unknown key, " + (f"is it {like[0]}?" if like else "remove it or check its spelling")
+            lines.append(f"{where}: {key}: unknown key, {spelling_hint(root, one['loc'])}")
+            continue
+        secret = not SECRET_KEYS.isdisjoint(one["loc"])
         message = one["msg"].removeprefix("Value error, ")
-        lines.append(f"{where}: {key}: {message}{got}{hint}")
+        if one["type"] in NO_MAPPING:
+            given = one["input"]
+            shown = None if secret else masked_url(given) if isinstance(given, str) else given
+            message = keys_expected(root, one["loc"], shown)
+        got = "" if one["type"] == "missing" or secret else _shown(one["input"])
+        lines.append(f"{where}: {key}: {message}{'' if got[2:-1] in message else got}")
     return "\n".join(lines)
-
-
-def _key_names(section: Any) -> Iterator[str]:
-    """Every key there is, in ``section`` and below."""
-    if isinstance(section, type) and issubclass(section, Section):
-        for name, field in section.model_fields.items():
-            yield name
-            yield from _key_names(field.annotation)
-    for part in get_args(section):
-        yield from _key_names(part)
 
 
 def _shown(value: Any) -> str:

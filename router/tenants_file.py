@@ -59,4 +59,4 @@ def _listed(text: str, where: str) -> tuple[TenantConfig, ...]:
     try:
         return _LIST.validate_python(data)
     except ValidationError as error:
-        raise ConfigError(describe(error, where, text)) from None
+        raise ConfigError(describe(error, where, text, TenantConfig)) from None

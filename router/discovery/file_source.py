@@ -64,7 +64,7 @@ def read_replicas(text: str, where: str) -> tuple[ReplicaConfig, ...]:
     try:
         replicas = _LIST.validate_python(data)
     except ValidationError as error:
-        raise ConfigError(describe(error, where, text)) from None
+        raise ConfigError(describe(error, where, text, ReplicaConfig)) from None
     names = [replica.effective_name for replica in replicas]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

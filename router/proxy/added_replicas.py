@@ -141,4 +141,4 @@ def _read(body: bytes) -> ReplicaConfig:
     try:
         return ReplicaConfig.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(describe(error, "body")) from None
+        raise ConfigError(describe(error, "body", root=ReplicaConfig)) from None

@@ -7,6 +7,7 @@ from typing import Any, cast
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from replica.contract.key_hints import spelling_hint
 from replica.contract.yaml_file import YamlError, line_of, read_yaml
 from sim.plan.config import PlanConfig
 from sim.plan.plan_error import PlanError
@@ -73,7 +74,7 @@ def _what(one: ErrorDetails) -> str:
     got = f"; got {given!r}" if isinstance(given, str | int | float | bool) else ""
     match one["type"]:
         case "extra_forbidden":
-            return "unknown key; remove it or check its spelling"
+            return f"unknown key, {spelling_hint(PlanConfig, one['loc'])}"
         case "missing":
             return "missing; it has no default"
         case "union_tag_not_found":

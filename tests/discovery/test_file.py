@@ -61,7 +61,7 @@ def test_a_broken_file_changes_nothing_and_is_logged_once(
         replace(path, [rig.entry(1)])
         await until_there_are(rig, "r0", "r1")
         path.write_text(f"- url: {rig.replicas[2].url}\n- urll: x\n")
-        await failed("line 2: 1.urll: Extra inputs are not permitted")
+        await failed("line 2: 1.urll: unknown key, is it url?")
         path.write_text("")
         await failed("expected a list of replicas ([] for none), got NoneType")
         path.unlink()

@@ -140,12 +140,15 @@ def test_merge_keys_are_not_duplicates(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        ({"replicas": TWO, "polcy": {}}, "polcy: Extra inputs are not permitted; unknown key, is it policy?"),
+        ({"replicas": TWO, "polcy": {}}, "polcy: unknown key, is it policy?"),
         ({"replicas": TWO, "timeouts": {"frist_byte_s": 3}}, "is it first_byte_s?"),
         (
             {"replicas": [TWO[0] | {"wieght": 2}]},
-            "replicas.0.wieght: Extra inputs are not permitted; unknown",
+            "replicas.0.wieght: unknown key, is it weight?",
         ),
+        ({"replica": TWO}, "replica: unknown key, is it replicas?"),
+        ({"replicaz": TWO}, "replicaz: unknown key, is it replicas?"),
+        ({"replicas": TWO, "tttf_ms": 1}, "unknown key, remove it or check its spelling"),  # it is slo's
         ({"replicas": TWO, "zzzzzz": 1}, "unknown key, remove it or check its spelling"),
     ],
 )
@@ -153,6 +156,31 @@ def test_a_misspelt_key_gets_a_suggestion(data: object, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(data, "router.yaml")
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (
+            {"replicas": TWO, "policy": "random"},
+            "policy: expected keys and values below it, as in `policy: {kind: random}` (got 'random')",
+        ),
+        (
+            {"replicas": ["http://me:pw@a:1"]},
+            "replicas.0: expected keys and values below it, as in `- url: http://**********@a:1` (got ",
+        ),
+        ({"replicas": TWO, "log": {"requests": "F"}}, "as in `requests: {file: F}` (got 'F')"),
+        ({"replicas": TWO, "slo": 5}, "slo: expected keys and values below it: ttft_ms, tpot_ms (got 5)"),
+        ({"replicas": TWO, "keys": "sk-1"}, "keys: expected keys and values below it: public, admin"),
+        ({"replicas": TWO, "listen": "foo"}, "listen: expected HOST:PORT or unix:/path, got 'foo'"),
+    ],
+)
+def test_a_plain_value_where_keys_belong_is_answered_in_our_words(data: object, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(data, "router.yaml")
+    said = str(caught.value)
+    assert says in said and said.count("got '") <= 1
+    assert "dictionary" not in said and "sk-1" not in said and "pw@" not in said
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

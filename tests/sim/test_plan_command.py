@@ -70,7 +70,13 @@ def test_simulation_shows_its_progress_on_standard_error(
         (
             "kind: conversation\nsystem_tokens: 10\nuser_tokens: 1\nreply_tokens: 1\nturns: 1\nusers: 3",
             "plan.yaml: line 5: turns: expected greater than or equal to 2; got 1\n"
-            "{path}: line 6: users: unknown key; remove it or check its spelling",
+            "{path}: line 6: users: unknown key, is it user_tokens?",
+        ),
+        (
+            "kind: hybrid\nreplica: {kind: roofline, model: bamba-9b, gpuu: h100, gpu: h100}\n"
+            "context_tokens: 5\nturn_token: 5\nturn_tokens: 5",
+            "plan.yaml: line 2: replica.gpuu: unknown key, is it gpu?\n"
+            "{path}: line 4: turn_token: unknown key, is it turn_tokens?",
         ),
         (
             "kind: hybrid\nreplica: {kind: roofline, model: llama-9, gpu: h100}\n"
