@@ -50,6 +50,7 @@ CARRIES = tuple(
         "service",
         "settings",
         "stream_watch",
+        "submission",
         "typed_stream",
         "usage",
         "tenancy",

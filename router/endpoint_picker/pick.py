@@ -16,9 +16,7 @@ from router.endpoint_picker.served_answer import WANTED, ServedAnswer
 from router.proxy.admission import CLIENT_LEFT, Admission
 from router.proxy.booked import Booked, booked_beside
 from router.proxy.crowded_body import Parser, parser_of
-from router.proxy.entrance import entrance_refusal
 from router.proxy.forwarding import admitted
-from router.proxy.prefill_request import SPLIT_PATHS, splittable
 from router.proxy.recent import RecentDecision
 from router.proxy.request_head import RequestHead
 from router.proxy.router_error import (
@@ -27,11 +25,11 @@ from router.proxy.router_error import (
     BODY_TOO_LARGE,
     HOLD_TIMEOUT,
     INTERNAL,
-    MODEL_NOT_FOUND,
     NO_REPLICA,
     RouterError,
 )
 from router.proxy.service import Service
+from router.proxy.submission import submitted
 from router.proxy.tenancy import Caller
 from router.proxy.tenant_request import take_in
 from router.routing.decision import NoReplica
@@ -166,46 +164,32 @@ class Pick:
     # --- the pick ---------------------------------------------------------------------------------
 
     def _choose(self) -> None:
-        service, settings, prompt, head = self._service, self._settings, self.prompt, self.head
-        fleet, now, admission = service.fleet, service.clock(), self.admission
-        refusal = entrance_refusal(service, settings, head, prompt, self.body, admission, now)
-        if refusal is not None:
-            self.refuse(refusal)
-            return
-        try:
-            outcome = fleet.submit(
-                prompt,
-                now,
-                session=head.session,
-                policy=head.policy,
-                context=self,
-                within=self._within,
-                two_steps=fleet.replicas.sidecars and self._within is None and self._splittable,
-            )
-        except NoReplica as error:
-            self.refuse(MODEL_NOT_FOUND if error.why == "unknown_model" else NO_REPLICA)
-            return
-        service.counters.decision_s.add(service.clock() - now)
-        if admission is not None:
-            reply_tokens = int(fleet.traffic.expected_output_tokens(prompt.max_tokens))
-            admission.began(fleet.caches.prompt_tokens(prompt), reply_tokens, now)
+        service, settings = self._service, self._settings
+        fleet, now = service.fleet, service.clock()
+        outcome = submitted(
+            service,
+            settings,
+            self.head,
+            self.prompt,
+            self.body,
+            self.admission,
+            self,
+            now,
+            now,
+            self._within,
+            moves_kv=fleet.replicas.sidecars and self._within is None,
+        )
         if isinstance(outcome, InFlight):
             self._picked(outcome, now)
-        else:
+        elif isinstance(outcome, Held):
             self._waiting = outcome
-            if admission is not None:
-                admission.held(True)
             loop = asyncio.get_running_loop()
             self._deadline = loop.call_later(settings.hold_max_wait_s, self._held_too_long)
-            service.hold_began()
+        else:
+            self.refuse(outcome)
+            return
         if fleet.outbox:
             service.send_released(now)
-
-    @property
-    def _splittable(self) -> bool:
-        """A sidecar can have the prompt computed elsewhere."""
-        head = self.head
-        return head.method == b"POST" and head.path in SPLIT_PATHS and splittable(self.body)
 
     def hold_ended(self, flight: InFlight | None, now: float) -> None:
         """The request waited until now; without a ``flight`` no replica is left for it."""

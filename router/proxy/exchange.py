@@ -13,9 +13,9 @@ from router.proxy.admission import CLIENT_LEFT, Admission
 from router.proxy.asker import Asker
 from router.proxy.booked import booked_beside
 from router.proxy.crowded_body import CHECK_FROM_BYTES, Parser, parser_of, promises_many
-from router.proxy.entrance import entrance_refusal
+from router.proxy.exchange_span import traced
 from router.proxy.forwarding import Forwarding
-from router.proxy.prefill_request import SPLIT_PATHS, splittable, with_transfer_params
+from router.proxy.prefill_request import with_transfer_params
 from router.proxy.prefill_step import PrefillStep
 from router.proxy.relay import Relay
 from router.proxy.replica_connection import ReplicaConnection
@@ -26,7 +26,6 @@ from router.proxy.router_error import (
     BODY_CROWDED,
     HOLD_TIMEOUT,
     INTERNAL,
-    MODEL_NOT_FOUND,
     NO_REPLICA,
     OUT_OF_SOCKETS,
     REPLICA_BROKEN,
@@ -38,9 +37,9 @@ from router.proxy.router_error import (
     RouterError,
 )
 from router.proxy.service import Service
+from router.proxy.submission import submitted
 from router.proxy.tenancy import Caller
 from router.proxy.tenant_request import take_in, without_salt
-from router.proxy.traced_request import Sent, TracedRequest
 from router.proxy.tries import Tries
 from router.routing.decision import NoReplica, Reason
 from router.routing.flat_request import whole_request
@@ -48,7 +47,6 @@ from router.routing.hold_queue import Held
 from router.routing.in_flight import InFlight
 from router.routing.kv_route import KvPull, Step
 from router.routing.prompt_blocks import UNREADABLE, Prompt, read_prompt, text_prompt
-from router.routing.replica_state import ReplicaState
 from router.routing.retry import Failure
 
 if TYPE_CHECKING:
@@ -196,36 +194,28 @@ class Exchange(Asker):
             self._choose(self._service.clock())
 
     def _choose(self, now: float) -> None:
-        service, admission = self._service, self.admission
+        service = self._service
         fleet = service.fleet
-        refusal = entrance_refusal(service, self.settings, self.head, self.prompt, self.body, admission, now)
-        if refusal is not None:
-            self.refuse(refusal)
-            return
-        try:
-            head = self.head
-            outcome = fleet.submit(
-                self.prompt,
-                now,
-                session=head.session,
-                policy=head.policy,
-                context=self,
-                two_steps=fleet.moves_kv and self._splittable,
-            )
-        except NoReplica as error:
-            self.refuse(MODEL_NOT_FOUND if error.why == "unknown_model" else NO_REPLICA)
-            return
-        service.counters.decision_s.add(service.clock() - self.started_at)
-        if admission is not None:
-            reply_tokens = int(fleet.traffic.expected_output_tokens(self.prompt.max_tokens))
-            admission.began(fleet.caches.prompt_tokens(self.prompt), reply_tokens, now)
+        outcome = submitted(
+            service,
+            self.settings,
+            self.head,
+            self.prompt,
+            self.body,
+            self.admission,
+            self,
+            self.started_at,
+            now,
+            None,
+            moves_kv=fleet.moves_kv,
+        )
         if isinstance(outcome, InFlight):
             self._begin(outcome, now)
-        else:
+        elif isinstance(outcome, Held):
             self._waiting = outcome
-            if admission is not None:
-                admission.held(True)
-            service.hold_began()
+        else:
+            self.refuse(outcome)
+            return
         if fleet.outbox:
             service.send_released(now)
 
@@ -254,12 +244,6 @@ class Exchange(Asker):
 
     # --- in two steps ----------------------------------------------------------------------------
 
-    @property
-    def _splittable(self) -> bool:
-        """A prefill replica can compute the prompt for another that answers."""
-        head = self.head
-        return head.method == b"POST" and head.path in SPLIT_PATHS and splittable(self.body)
-
     def _begin_beside(self, first: InFlight, now: float) -> None:
         """A sidecar runs both steps: one request, two bookings."""
         head = self.head
@@ -271,36 +255,17 @@ class Exchange(Asker):
         tries = self.tries = Tries(self._service, self, flight, now, beside)
         tries.begin(now)
 
-    def prefilled(self, source: ReplicaState, kv_params: bytes | None, now: float) -> None:
-        """The first step is over: ``source`` holds the prompt's KV. Choose who answers."""
-        self._prefill = None
-        service, head = self._service, self.head
-        service.counters.handoffs += 1
-        self._kv_params = kv_params or b""
-        try:
-            decision = service.fleet.decide_answerer(
-                self.prompt, now, source, session=head.session, policy=head.policy
-            )
-        except NoReplica:
-            self.refuse(NO_REPLICA)
-        else:
-            self._begin(service.fleet.sent(self.prompt, decision, now), now)
-        service.send_released(now)
+    def step_over(self, answerer: InFlight | None, kv_params: bytes, now: float) -> None:
+        """The first step is over; the second is booked on ``answerer``, which is told ``kv_params``.
 
-    def prefill_failed(self, tried: tuple[int, ...], now: float) -> None:
-        """No prefill replica computed the prompt: whoever answers does."""
+        ``None``: no replica is left.
+        """
         self._prefill = None
-        service, head = self._service, self.head
-        service.counters.failed_handoffs += 1
-        try:
-            decision = service.fleet.decide(
-                self.prompt, now, tried=tried, session=head.session, policy=head.policy
-            )
-        except NoReplica:
+        self._kv_params = kv_params
+        if answerer is None:
             self.refuse(NO_REPLICA)
         else:
-            self._begin(service.fleet.sent(self.prompt, decision, now), now)
-        service.send_released(now)
+            self._begin(answerer, now)
 
     # --- from the replica's side -----------------------------------------------------------------
 
@@ -473,7 +438,7 @@ class Exchange(Asker):
         assert not self.over
         self.over = True
         if self._trace is not None:
-            self._trace.ended(self._traced(status))
+            self._trace.ended(traced(self, status))
         service, tries = self._service, self.tries
         if self.admission is not None:
             self.admission.ended(status, service.clock(), answered=self.relay is not None)
@@ -486,24 +451,6 @@ class Exchange(Asker):
             tries.row.status = status
             tries.drop_kept()
         self.client.exchange = None
-
-    def _traced(self, status: int) -> TracedRequest:
-        """What the span says."""
-        tries, relay = self.tries, self.relay
-        sent = None
-        if tries is not None:
-            attempt = tries.attempt
-            sent = Sent(attempt.name, attempt.decision, tries.began_at - self.started_at, tries.count)
-        return TracedRequest(
-            status=status,
-            request_id=self.request_id,
-            model=self.prompt.model,
-            error_code=self.error_code,
-            tenant=None if self.admission is None else self.admission.caller.tenant.name,
-            sent=sent,
-            ttft_s=None if relay is None else relay.ttft_s,
-            usage=None if relay is None else relay.usage,
-        )
 
     def sweep(self, now: float) -> None:
         """Look at this request's limits."""

@@ -31,7 +31,7 @@ MOST_ANSWER_BYTES: Final = 4 * 1024 * 1024
 
 
 class PrefillStep(Asker):
-    """One request's. Ends in ``Exchange.prefilled`` or ``Exchange.prefill_failed``, or by ``cancel``."""
+    """One request's. Ends in ``Exchange.step_over``, or by ``cancel``."""
 
     __slots__ = (
         "_answer",
@@ -150,7 +150,7 @@ class PrefillStep(Asker):
             raise FramingError("an answer of one token is not that long")
         if not answer.done:
             return
-        now, attempt, exchange = self._service.clock(), self.attempt, self._exchange
+        now, attempt = self._service.clock(), self.attempt
         usage = answer.usage()
         if usage is not None:  # of the reply's length its one token says nothing
             usage = Usage(usage.prompt_tokens, None, usage.cached_tokens)
@@ -161,9 +161,9 @@ class PrefillStep(Asker):
         if self.replica.spec.kv_pull is KvPull.VLLM:
             params = transfer_params(b"".join(self._came))
             if params is None:
-                exchange.prefill_failed(self.tried, now)
+                self._given_up(now)
                 return
-        exchange.prefilled(self.replica, params, now)
+        self._computed(params or b"", now)
 
     def _turned_away(self, head: ResponseHead) -> None:
         """An error answer. If the request is at fault, the client is told so by the replica that answers."""
@@ -174,7 +174,7 @@ class PrefillStep(Asker):
             return
         attempt.refused(now)
         attempt.drop()
-        self._exchange.prefill_failed(self.tried, now)
+        self._given_up(now)
 
     def _failed(self, failure: Failure, why: str, rest_s: float = 0.0) -> None:
         service, exchange, attempt = self._service, self._exchange, self.attempt
@@ -209,4 +209,36 @@ class PrefillStep(Asker):
                     self._row = self._decided(now)
                     self.begin(now)
                     return
-        exchange.prefill_failed(self.tried, now)
+        self._given_up(now)
+
+    def _computed(self, kv_params: bytes, now: float) -> None:
+        """The replica holds the prompt's KV: choose who answers."""
+        service, exchange = self._service, self._exchange
+        service.counters.handoffs += 1
+        head = exchange.head
+        answerer: InFlight | None = None
+        try:
+            decision = service.fleet.decide_answerer(
+                exchange.prompt, now, self.replica, session=head.session, policy=head.policy
+            )
+            answerer = service.fleet.sent(exchange.prompt, decision, now)
+        except NoReplica:
+            pass
+        exchange.step_over(answerer, kv_params, now)
+        service.send_released(now)
+
+    def _given_up(self, now: float) -> None:
+        """No prefill replica computed the prompt: whoever answers does."""
+        service, exchange = self._service, self._exchange
+        service.counters.failed_handoffs += 1
+        head = exchange.head
+        answerer: InFlight | None = None
+        try:
+            decision = service.fleet.decide(
+                exchange.prompt, now, tried=self.tried, session=head.session, policy=head.policy
+            )
+            answerer = service.fleet.sent(exchange.prompt, decision, now)
+        except NoReplica:
+            pass
+        exchange.step_over(answerer, b"", now)
+        service.send_released(now)
