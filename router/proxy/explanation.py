@@ -89,6 +89,7 @@ def cost_fit(cost: ReplicaCost) -> dict[str, Any]:
         "decode_step_ms": _ms(fit.step_fixed_s),
         "decode_us_per_sequence": round(1e6 * fit.step_per_sequence_s, 3),
         "prefill_error": round(fit.prefill_error, 4) if cost.prefills_seen >= ENOUGH_SEEN else None,
+        "prefill_doubt": round(cost.doubt, 4),
         "step_error": round(fit.step_error, 4) if cost.steps_seen >= ENOUGH_SEEN else None,
     }
 
@@ -130,7 +131,13 @@ def lines(result: dict[str, Any]) -> list[str]:
     elif best is not None:
         out.append(
             f"against {best['replica']}: {best['saved_ms']:.1f} ms less prefill "
-            f"for {best['extra_wait_ms']:.1f} ms more queue, {best['total_more_ms']:.1f} ms less in total"
+            f"for {best['extra_wait_ms']:.1f} ms more queue, "
+            + (
+                f"{best['total_more_ms']:.1f} ms less in total"
+                if best["total_more_ms"] >= 0.0
+                else f"{-best['total_more_ms']:.1f} ms more in total (policies that "
+                "compare totals take turns among idle replicas that differ by less than is in doubt)"
+            )
         )
     if result["extra_wait_ms"] is not None:
         out.append(

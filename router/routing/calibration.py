@@ -3,6 +3,7 @@
 The prior is the operator's figures, what model and GPU suggest (``cost_prior``), or a default.
 """
 
+from math import sqrt
 from typing import Final
 
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
@@ -17,11 +18,17 @@ DEFAULT_DECODE = DecodeCost(fixed_s=0.008, per_sequence_s=60e-6)
 OWN_AFTER_OBSERVATIONS: Final = 5
 FADE_S: Final = 60.0
 """A replica that shows nothing for so long has half as many observations to its name."""
+FADE_AFTER_OTHERS: Final = 8
+"""So has one that shows nothing while each of the others, on average, prefills so many requests."""
 FADE_FROM: Final = 4 * OWN_AFTER_OBSERVATIONS
 LEARN_ALWAYS: Final = 32
 LEARN_EVERY: Final = 4
 """From ``LEARN_ALWAYS`` observations on lessons are drawn from four at a time: learning costs time, too."""
 FORGET_PER_LESSON: Final = FORGET_PER_OBSERVATION**LEARN_EVERY
+REMEMBERED: Final = 50
+"""Observations that count, of however many (``FORGET_PER_OBSERVATION``)."""
+LEAST_DOUBT: Final = 0.1
+MOST_DOUBT: Final = 0.5
 ERROR_WEIGHT: Final = 0.05
 MOST_ERROR: Final = 10.0
 
@@ -54,6 +61,7 @@ class ReplicaCost(Speed):
         "_fixed_s",
         "_fleet",
         "_lesson_at",
+        "_lesson_number",
         "_new",
         "_new_fitted_s",
         "_own_decode_factor",
@@ -68,6 +76,7 @@ class ReplicaCost(Speed):
         "_step_s",
         "_work",
         "decode_factor",
+        "doubt",
         "prefills_seen",
         "steps_seen",
     )
@@ -82,6 +91,8 @@ class ReplicaCost(Speed):
         self._fleet = fleet
         self._busy_since: float | None = None
         self._lesson_at = 0.0
+        self._lesson_number = 0
+        """Of the fleet's prefills the last that was this one's."""
         self._shape, self._batch = CostShape(), CostShape()
         self._work, self._new = WorkDone(), WorkDone()
         self._begin(prefill, decode)
@@ -124,6 +135,8 @@ class ReplicaCost(Speed):
     def refresh(self) -> None:
         """Work the factors into the coefficients that every decision reads."""
         fleet, work, own = self._fleet, self._work, self._own_prefill_share
+        self.doubt = self._doubt_of_prefill()
+        """How far off, as a share, a prefill's cost may well be: two standard errors of what was seen."""
         parts = self._shape.fit(fleet.prefill_parts)
         self.prefill_factor, level = fleet.prefill_factor, bounded(fleet.work.level(parts))
         if own:
@@ -208,7 +221,8 @@ class ReplicaCost(Speed):
         self._new.add(now - since, token_s, attention_s, prior.fixed_s)
         self._new_fitted_s += self.prefill_s(new_tokens, position)
         self.prefills_seen += 1
-        self._lesson_at = now
+        self._fleet.prefills += 1
+        self._lesson_at, self._lesson_number = now, self._fleet.prefills
         if self.prefills_seen < LEARN_ALWAYS or not self.prefills_seen % LEARN_EVERY:
             self._learn_prefill()
 
@@ -216,10 +230,14 @@ class ReplicaCost(Speed):
         """Believe less of what the replica showed the longer ago that was: it becomes like the others.
 
         One that was slow for a moment would else look slow for ever where the others can do all the work.
-        Called often.
+        Long ago is measured in time, and in what the others did meanwhile. Called often.
         """
-        if now - self._lesson_at < FADE_S or not self.prefills_seen:
+        if not self.prefills_seen:
             return
+        others = self._fleet.prefills - self._lesson_number
+        if now - self._lesson_at < FADE_S and others < FADE_AFTER_OTHERS * self._fleet.replicas:
+            return
+        self._lesson_number = self._fleet.prefills
         self._lesson_at = now
         self.prefills_seen = min(self.prefills_seen, FADE_FROM) // 2
         self.steps_seen = min(self.steps_seen, FADE_FROM) // 2
@@ -229,6 +247,12 @@ class ReplicaCost(Speed):
         self._own_prefill_share = _own_share(self.prefills_seen)
         self._own_decode_share = _own_share(self.steps_seen)
         self.refresh()
+
+    def _doubt_of_prefill(self) -> float:
+        seen = min(self.prefills_seen, REMEMBERED)
+        if not seen:
+            return MOST_DOUBT
+        return min(MOST_DOUBT, max(LEAST_DOUBT, 2.0 * self._prefill_error / sqrt(seen)))
 
     def _learn_prefill(self) -> None:
         new = self._new

@@ -28,11 +28,14 @@ class FleetSpeed:
         "prefill",
         "prefill_factor",
         "prefill_parts",
+        "prefills",
         "work",
     )
 
     def __init__(self) -> None:
         self._members: list[ReplicaCost] = []
+        self.prefills = 0
+        """Requests that replicas were seen to prefill."""
         self.blind = False
         """Other routers send work that is not told of: how long a prefill takes says nothing meanwhile."""
         self.prefill, self.batch = CostShape(), CostShape()
@@ -58,6 +61,11 @@ class FleetSpeed:
     def leave(self, cost: "ReplicaCost") -> None:
         """``cost`` follows no longer."""
         self._members.remove(cost)
+
+    @property
+    def replicas(self) -> int:
+        """How many follow."""
+        return len(self._members)
 
     @property
     def learned(self) -> Learned:

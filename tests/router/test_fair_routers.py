@@ -138,7 +138,7 @@ def test_shares_are_by_weight_and_replicas_are_kept_busy(routers: int, busy: flo
     site = Site(routers, seed)
     site.run()
     assert site.busy_s / SECONDS / REPLICAS > busy
-    assert max(site.free) - min(site.free) < 1.0, "work is even among replicas when it ends, too"
+    assert max(site.free) - min(site.free) < 1.5, "within three of the longest prompts, also when it ends"
     whole = sum(site.served.values())
     assert {name: pytest.approx(tokens / whole, abs=0.05) for name, tokens in site.served.items()} == {
         "short": 0.25,

@@ -46,15 +46,14 @@ IDLE_SHARE: Final = 4
 """A replica with less than the mean of outstanding tokens over this has next to nothing to do."""
 MOST_PAST_HEAD: Final = 1.25
 """Who holds no more than so many times what most of the traffic begins with is not warmer for it."""
-IDLE_ALIKE: Final = 1.1
-"""Idle replicas that hold the same of a prompt share it if their costs differ by no more than this."""
 
 
 class PredictedFinish:
     """Promise: no candidate that was not chosen would have cost less in total, unless it is idle and alike.
 
-    What is learned of equal replicas differs by a few percent. On a quiet day the one that looks fastest
-    would get every cold request, and its cache would fill while the others' stay empty.
+    What is learned of equal replicas differs by a few percent, or by more where little was seen or times vary
+    (``ReplicaCost.doubt``). On a quiet day the one that looks fastest would get every cold request, its cache
+    would fill while the others' stay empty, and nothing would show that the others are as fast.
     """
 
     samples = True
@@ -82,12 +81,14 @@ class PredictedFinish:
         if ties > 1:
             best = self._one_of([one for one in costs[:count] if one.total_s == least])
         elif best.idle:
-            limit, matched = IDLE_ALIKE * least, best.matched_tokens
+            matched = best.matched_tokens
             best = self._one_of(
                 [
                     one
                     for one in costs[:count]
-                    if one.total_s <= limit and one.matched_tokens == matched and one.idle
+                    if one.idle
+                    and one.matched_tokens == matched
+                    and one.total_s <= least * (1.0 + candidates[one.place].cost.doubt)
                 ]
             )
         index, matched, wait, prefill = best.replica, best.matched_tokens, best.wait_s, best.prefill_s

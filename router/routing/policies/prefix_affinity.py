@@ -25,9 +25,6 @@ from router.routing.view import RoutingRequest
 IDLE_SHARE: Final = 4
 """A replica with less than the mean of outstanding tokens over this has next to nothing to do."""
 
-ALIKE: Final = 1.1
-"""Replicas that hold the same are alike if their wait and prefill differ by no more than this."""
-
 
 class PrefixAffinity:
     """Promise: home is left only if the extra wait there exceeds the spill threshold, or for a replica with
@@ -43,18 +40,19 @@ class PrefixAffinity:
         """Home, or the best other candidate when waiting at home costs more than its hit saves."""
         rows = assess_own_delay(request, candidates)
         tokens = {candidate.index: candidate.outstanding_tokens for candidate in candidates}
+        doubts = {candidate.index: candidate.cost.doubt for candidate in candidates}
         longest = max(row.matched_tokens for row in rows)
         if longest == 0:
-            chosen = self._least(rows, tokens)
+            chosen = self._least(rows, tokens, doubts)
             return Decision(chosen.replica, Reason.COLD, 0, chosen.wait_s, chosen.prefill_s, 0.0)
-        home = self._least([row for row in rows if row.matched_tokens == longest], tokens)
+        home = self._least([row for row in rows if row.matched_tokens == longest], tokens, doubts)
         cold = {candidate.index: candidate.cost for candidate in candidates}
         others = [row for row in rows if row.replica != home.replica]
-        best = self._least(others, tokens) if others else home
+        best = self._least(others, tokens, doubts) if others else home
         extra_wait = home.wait_s - best.wait_s
         lost = best.prefill_s - home.prefill_s
         spill = extra_wait > (1.0 + self._price) * lost and best.replica != home.replica
-        if not spill and others and (newcomer := self._newcomer(rows, tokens, longest)) is not None:
+        if not spill and others and (newcomer := self._newcomer(rows, tokens, doubts, longest)) is not None:
             best, spill = newcomer, True
             extra_wait, lost = home.wait_s - best.wait_s, best.prefill_s - home.prefill_s
         chosen = best if spill else home
@@ -75,7 +73,7 @@ class PrefixAffinity:
         )
 
     def _newcomer(
-        self, rows: Sequence[Assessment], tokens: dict[int, int], longest: int
+        self, rows: Sequence[Assessment], tokens: dict[int, int], doubts: dict[int, float], longest: int
     ) -> Assessment | None:
         """One with less than a quarter of the mean of outstanding tokens, if only such lack the match.
 
@@ -90,14 +88,20 @@ class PrefixAffinity:
                 return None
             else:
                 lack.append(row)
-        return self._least(lack, tokens) if lack and holders > 1 else None
+        return self._least(lack, tokens, doubts) if lack and holders > 1 else None
 
-    def _least(self, rows: Sequence[Assessment], tokens: dict[int, int]) -> Assessment:
-        """The least of wait and prefill. What is learned of equal replicas differs by a few percent: of those
-        alike, that hold the same, the one with fewest outstanding ``tokens``; ties at random."""
+    def _least(
+        self, rows: Sequence[Assessment], tokens: dict[int, int], doubts: dict[int, float]
+    ) -> Assessment:
+        """The least of wait and prefill. What is learned of equal replicas differs by as much as is in doubt:
+        of those alike, that hold the same, the one with fewest outstanding ``tokens``; ties at random."""
         first = min(rows, key=_total)
-        limit, matched = ALIKE * first.total_s, first.matched_tokens
-        alike = [row for row in rows if row.total_s <= limit and row.matched_tokens == matched]
+        least, matched = first.total_s, first.matched_tokens
+        alike = [
+            row
+            for row in rows
+            if row.matched_tokens == matched and row.total_s <= least * (1.0 + doubts[row.replica])
+        ]
         fewest = min([tokens[row.replica] for row in alike])
         best = [row for row in alike if tokens[row.replica] == fewest]
         return best[0] if len(best) == 1 else self._rng.choice(best)

@@ -3,10 +3,12 @@
 import asyncio
 import random
 from collections import Counter
+from math import sin
 from typing import Any
 
 import pytest
 
+from router.routing.in_flight import Usage
 from router.routing.prompt_blocks import MAX_BLOCKS, read_prompt
 from router.routing.replica_state import ReplicaSpec
 from tests.fakes.fake_replica import (
@@ -207,6 +209,40 @@ def test_B104_idle_equals_share_and_a_known_prefix_goes_to_its_holder() -> None:
         loop.now += 10.0
         assert loop.send(prompt((f"distinct {number}", 320))) == homes[number]
         loop.drain()
+
+
+def one_by_one(
+    kind: str, seed: int, replicas: int = 2, slower: float = 1.0, requests: int = 400
+) -> list[int]:
+    """Strangers that want one token, each after the last, on a machine whose speed wanders.
+
+    Requests by replica; the last replica is ``slower`` times slower.
+    """
+    fleet, rng = make_fleet(replicas, kind), random.Random(seed)
+    sent, now = [0] * replicas, 0.0
+    for number in range(requests):
+        asked = prompt((f"stranger {number}", 360))
+        asked.max_tokens = 1
+        decision = fleet.decide(asked, now)
+        flight = fleet.sent(asked, decision, now)
+        seconds = 0.02 * rng.lognormvariate(0.0, 0.4) * (1.0 + 0.7 * abs(sin(now / 3.0)))
+        now += seconds * (slower if decision.replica == replicas - 1 else 1.0)
+        fleet.first_token(flight, now)
+        fleet.finished(flight, now, Usage(360, 1, 0))
+        sent[decision.replica] += 1
+        now += 0.002
+    return sent
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", CACHE_AWARE)
+def test_B104_idle_equals_share_also_where_times_vary(kind: str, seed: int) -> None:
+    assert min(one_by_one(kind, seed)) >= 100  # of 200
+
+
+@pytest.mark.parametrize("kind", CACHE_AWARE)
+def test_B104_a_slow_one_is_tried_now_and_then_and_no_more(kind: str) -> None:
+    assert 4 <= one_by_one(kind, 1, slower=2.5)[1] <= 80
 
 
 @pytest.mark.parametrize("field", [{}, {"x_session_id": ""}])
