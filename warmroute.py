@@ -12,6 +12,19 @@ if ROOT not in sys.path:  # what `make compile` makes lies there, and an editabl
 Run = Callable[[argparse.Namespace], int]
 
 
+_POLICIES = (
+    "predicted_finish",
+    "prefix_affinity",
+    "least_loaded",
+    "power_of_two",
+    "session",
+    "bounded_hash",
+    "round_robin",
+    "random",
+)
+"""The same as ``router.config.PolicyKind``, whose import takes longer than all of this."""
+
+
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     _router_arguments(parser, "public address (default 127.0.0.1:8080)")
 
@@ -21,7 +34,7 @@ def _router_arguments(parser: argparse.ArgumentParser, listen: str) -> None:
     parser.add_argument("--listen", metavar="HOST:PORT", help=listen)
     parser.add_argument("--admin", metavar="HOST:PORT", help="admin address (default 127.0.0.1:8081)")
     parser.add_argument("--replica", action="append", metavar="URL", help="a replica; may be repeated")
-    parser.add_argument("--policy", metavar="KIND", help="routing policy (default predicted_finish)")
+    parser.add_argument("--policy", metavar="KIND", help=f"{', '.join(_POLICIES)} (default the first)")
     parser.add_argument(
         "--check", action="store_true", help="print the effective config, secrets masked, and stop"
     )
@@ -45,7 +58,7 @@ def _endpoint_picker(args: argparse.Namespace) -> int:
 
 def _replica_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", nargs="?", metavar="CONFIG.yaml", help="the replica's config")
-    parser.add_argument("--model", help="smollm2, tiny, a .gguf file or a Hugging Face folder")
+    parser.add_argument("--model", help="smollm2, tiny, tiny-hybrid, a .gguf file or a Hugging Face folder")
     parser.add_argument("--listen", metavar="HOST:PORT", help="address (default 127.0.0.1:8000)")
 
 

@@ -27,6 +27,8 @@ def ask_admin(
             return raw
     except urllib.error.HTTPError as error:
         hint = f"; set {KEY_VARIABLE} to a key of its admin port" if error.code in (401, 403) else ""
+        if error.code == 404:
+            hint = "; is it the router's public port? This needs its admin port (`admin`, 8081 by default)"
         text = error.read(500).decode("utf-8", "replace")
         raise OSError(f"{url} answered {error.code}: {text}{hint}") from None
     except urllib.error.URLError as error:

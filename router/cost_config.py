@@ -22,15 +22,14 @@ from router.config_values import Section
 from router.routing.calibration import DEFAULT_DECODE, DEFAULT_PREFILL
 from router.routing.cost_prior import Hardware
 
-_FIGURES = frozenset(
-    (
-        "prefill_fixed_ms",
-        "prefill_us_per_token",
-        "attention_tokens",
-        "decode_step_ms",
-        "decode_us_per_sequence",
-    )
+COST_FIGURES = (
+    "prefill_fixed_ms",
+    "prefill_us_per_token",
+    "attention_tokens",
+    "decode_step_ms",
+    "decode_us_per_sequence",
 )
+_FIGURES = frozenset(COST_FIGURES)
 
 
 def _gpu(value: str) -> str:

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from router.config import ConfigError, RouterConfig, load_config, named_in_errors, parse_config
+from router.cost_config import COST_FIGURES
 
 if TYPE_CHECKING:
     from router.proxy.request_path import MakeRequestPath
+
+DEFAULT_PRICE = 1.0
+"""Of ``PrefixAffinity``."""
+DEFAULT_MEASURE = "outstanding_tokens"
+"""Of ``LeastLoaded`` and ``PowerOfTwo``."""
 
 
 def effective_config(args: argparse.Namespace) -> RouterConfig:
@@ -35,9 +41,32 @@ def effective_config(args: argparse.Namespace) -> RouterConfig:
 
 def reloaded_config(args: argparse.Namespace) -> RouterConfig:
     """The same once the router runs. A pipe, which was read at the start, could be waited on for ever."""
+    if not Path(args.config).exists():
+        raise ConfigError(f"{args.config}: cannot be read again: there is no such file; the old config stays")
     if not Path(args.config).is_file():
         raise ConfigError(f"{args.config}: cannot be read again; expected a regular file")
     return effective_config(args)
+
+
+def in_force(config: RouterConfig) -> str:
+    """Every value as YAML that can be read again, secrets masked.
+
+    The figures of ``cost`` are comments where hardware may say better: as keys they would rule that out.
+    """
+    shown = config.model_dump(mode="json")
+    policy = shown["policy"]
+    if policy["kind"] == "prefix_affinity" and policy["price"] is None:
+        policy["price"] = DEFAULT_PRICE
+    if policy["kind"] in ("least_loaded", "power_of_two") and policy["measure"] is None:
+        policy["measure"] = DEFAULT_MEASURE
+    text = yaml.safe_dump(shown, sort_keys=False)
+    if config.cost.hardware is None:
+        return text
+    cost = config.cost
+    figures = {name: getattr(cost, name) for name in COST_FIGURES}
+    remarks = ["  # until the hardware, or what replicas show, says better:"]
+    remarks += [f"  #   {name}: {value:g}" for name, value in figures.items()]
+    return text.replace("\ncost:\n", "\n".join(("\ncost:", *remarks, "")), 1)
 
 
 def run(args: argparse.Namespace, make_path: "MakeRequestPath | None" = None) -> int:
@@ -55,7 +84,7 @@ def run(args: argparse.Namespace, make_path: "MakeRequestPath | None" = None) ->
         if args.check:
             with named_in_errors(args.config):
                 Router(config, make_path=make_path or DataPlane)  # reads every file that the config names
-            print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), end="")
+            print(in_force(config), end="")
             return 0
         load = None if args.config is None else lambda: reloaded_config(args)
         return run_router(config, load, make_path or DataPlane, args.config)

@@ -23,6 +23,8 @@ class ServedModel:
     name: str
     max_tokens: int | None
     """Context length, where the server tells (``max_model_len``: vLLM, SGLang, ours)."""
+    of_router: bool = False
+    """A router of ours lists it, for its fleet: no replica of ours leaves out the length."""
 
 
 async def first_model(url: str, headers: Mapping[str, str] | None = None) -> ServedModel:
@@ -63,4 +65,5 @@ def _address(url: str) -> str:
 
 def _served(model: Mapping[str, Any]) -> ServedModel:
     longest = model.get("max_model_len")
-    return ServedModel(str(model.get("id")), longest if type(longest) is int else None)
+    of_router = longest is None and model.get("owned_by") == "warmroute"
+    return ServedModel(str(model.get("id")), longest if type(longest) is int else None, of_router)

@@ -1,16 +1,23 @@
 """The command line: every command has help; wrong arguments and configs end with 2 and a helpful message."""
 
+import argparse
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 
 import warmroute
-from router.config import parse_config
+from router.config import ConfigError, PolicyKind, parse_config
+from router.routing.policies.least_loaded import LeastLoaded
+from router.routing.policies.power_of_two import PowerOfTwo
+from router.routing.policies.prefix_affinity import PrefixAffinity
+from router.serve_command import DEFAULT_MEASURE, DEFAULT_PRICE, reloaded_config
 from warmroute import COMMANDS, main
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -187,6 +194,44 @@ def test_check_prints_the_effective_config_with_secrets_masked(
     assert shown["listen"] == "0.0.0.0:1"
     assert shown["admin"] == "127.0.0.1:8081"  # defaults are shown, too
     assert parse_config(shown, "what --check printed").slo.ttft_ms == 250
+
+
+@pytest.mark.parametrize(
+    ("keys", "printed"),
+    [
+        ("cost: {gpu: h100}", ("  #   prefill_us_per_token: 62.5\n", "  gpu: h100\n")),
+        ("policy: {kind: prefix_affinity}", ("  #   attention_tokens: 64000\n", "  price: 1.0\n")),
+        ("policy: {kind: least_loaded}", ("  #   decode_step_ms: 8\n", "measure: outstanding_tokens")),
+        ("cost: {decode_step_ms: 9}", ("  decode_step_ms: 9.0\n", "  prefill_fixed_ms: 4.0\n")),
+    ],
+)
+def test_check_prints_what_is_in_force_and_can_be_read_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, keys: str, printed: tuple[str, ...]
+) -> None:
+    code, out, _ = run(capsys, "serve", config_file(tmp_path, f"{MINIMAL}{keys}\n"), "--check")
+    assert code == 0
+    for text in printed:
+        assert text in out
+    again = parse_config(yaml.safe_load(out), "what --check printed")
+    given = parse_config(yaml.safe_load(MINIMAL + keys), "x")
+    assert again.cost.hardware == given.cost.hardware and again.cost.decode == given.cost.decode
+    assert again.policy.kind == given.policy.kind
+
+
+def test_the_defaults_that_check_prints_are_the_policies_own() -> None:
+    rng = random.Random(1)
+    assert PrefixAffinity(rng)._price == DEFAULT_PRICE
+    assert LeastLoaded(rng)._measure == PowerOfTwo(rng)._measure == DEFAULT_MEASURE
+
+
+def test_help_names_every_policy() -> None:
+    assert get_args(PolicyKind) == warmroute._POLICIES
+
+
+def test_a_reload_says_that_the_file_is_gone(tmp_path: Path) -> None:
+    gone = argparse.Namespace(config=str(tmp_path / "gone.yaml"))
+    with pytest.raises(ConfigError, match=r"gone\.yaml: cannot be read again: there is no such file"):
+        reloaded_config(gone)
 
 
 def test_secrets_are_not_in_messages(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ class Prober:
         self._cache_warnings = CacheWarnings(fleet)
         self._refuse_salts: set[ReplicaState] = set()
         """Of which that was logged."""
+        self._no_models: set[ReplicaState] = set()
+        """The same: which have told no models."""
         self._tasks: dict[ReplicaState, asyncio.Task[None]] = {}
         self._ended: set[asyncio.Task[None]] = set()
         self._doubted: dict[ReplicaState, asyncio.Event] = {}
@@ -71,6 +73,7 @@ class Prober:
             return
         self._cache_warnings.forget(replica)
         self._refuse_salts.discard(replica)
+        self._no_models.discard(replica)
         task = self._tasks.pop(replica)
         del self._accesses[replica], self._doubted[replica]
         task.cancel()
@@ -186,6 +189,7 @@ class Prober:
         self._check_watched(replica)
         if models and not replica.spec.model:
             self._fleet.models_reported(replica.index, models)
+        self._warn_of_models(replica)
 
     async def _ask_load(self, reader: EngineReader, replica: ReplicaState, *, again: bool) -> None:
         before = reader.engine
@@ -204,6 +208,21 @@ class Prober:
                 log.warning(
                     "replica %s: %s knows no cache_salt: tenants share its cache", replica.name, engine.title
                 )
+
+    def _warn_of_models(self, replica: ReplicaState) -> None:
+        """Once, where something answers that has never said which models it serves: the wrong port, maybe."""
+        if replica.models is not None:
+            if replica in self._no_models:
+                self._no_models.discard(replica)
+                log.info("replica %s lists its models now", replica.name)
+        elif replica not in self._no_models:
+            self._no_models.add(replica)
+            log.warning(
+                "replica %s answers, but GET %s/v1/models gave no model list: it is sent requests for any "
+                "model, and is perhaps no OpenAI server; check url, or give model: NAME",
+                replica.name,
+                self._accesses[replica].url,
+            )
 
     def _warn_of_salts(self, replica: ReplicaState, report: LoadReport) -> None:
         """Once, where a replica will answer every tenant's request with 400."""

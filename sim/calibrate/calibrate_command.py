@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import secrets
+import sys
 from typing import Any
 
 from rich import box
@@ -80,6 +81,12 @@ async def _measured(args: argparse.Namespace) -> Measurements:
         served = await named_model(args.url, args.model, args.headers)
     else:
         served = await first_model(args.url, args.headers)
+    if served.of_router:
+        print(
+            f"warmroute calibrate: caution: {args.url} is a router: this measures its fleet; "
+            "give a replica's own address",
+            file=sys.stderr,
+        )
     longest = args.longest or DEFAULT_LONGEST
     if served.max_tokens is not None:
         longest = min(longest, max(16, served.max_tokens - SPARE_TOKENS))

@@ -81,7 +81,8 @@ def _get(url: str, body: bytes | None = None) -> bytes:
     try:
         return ask_admin(url, body, limit_s=ASK_LIMIT_S)
     except (OSError, ValueError) as error:
-        raise RouterError(f"{error}; is it a router's admin port?") from error
+        asked = "" if "admin port" in str(error) else "; is it a router's admin port?"
+        raise RouterError(f"{error}{asked}") from error
 
 
 def router_report(router: LiveRouter) -> DiagnosisReport:

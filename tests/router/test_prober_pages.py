@@ -1,5 +1,9 @@
 """A replica's own pages as they may come over a network: in pieces, or without an end."""
 
+import logging
+
+import pytest
+
 from router.routing.health import HealthState
 from tests.fakes.fake_replica import (
     FakeReplica,
@@ -61,3 +65,32 @@ def test_a_page_without_an_end_is_not_taken_into_memory() -> None:
         fake.probe = pages
 
     with_router(scenario, before=endless)
+
+
+def test_a_server_without_a_model_list_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """B083: something else than an engine may answer there, and then nobody is told why requests fail."""
+
+    def nothing(probe: SeenRequest) -> Plan:
+        return [Send(sized(b"no such page", 404, "Not Found"))]
+
+    def said(word: str) -> list[str]:
+        return [one.getMessage() for one in caplog.records if word in one.getMessage()]
+
+    async def scenario(rig: RouterRig) -> None:
+        fake = rig.replica
+        (replica,) = rig.router.fleet.replicas
+        asked = len(fake.probes) + 12
+        await until(lambda: len(fake.probes) >= asked)
+        assert replica.health.state is HealthState.HEALTHY and replica.models is None
+        (warning,) = said("gave no model list")
+        assert f"GET {fake.url}/v1/models" in warning and "r0" in warning
+        fake.probe = healthy
+        await until(lambda: replica.models is not None)
+        await until(lambda: said("lists its models now") != [])
+        assert len(said("gave no model list")) == 1
+
+    def other(fake: FakeReplica) -> None:
+        fake.probe = nothing
+
+    with caplog.at_level(logging.INFO, "warmroute"):
+        with_router(scenario, before=other)

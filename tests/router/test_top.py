@@ -11,6 +11,7 @@ from rich.console import Console
 from router.fleet_figures import fleet_figures
 from router.top_command import Watch
 from router.top_view import lines, picture
+from sim.first_model import first_model
 from tests.fakes.fake_replica import DONE_EVENT, LAST_CHUNK, STREAM_HEAD, Send, chunk, delta, event
 from tests.fakes.proxy_rig import CHAT_STREAM
 from tests.fakes.router_rig import RouterRig, with_router
@@ -97,6 +98,18 @@ def test_tenants_and_hot_prefixes_are_told() -> None:
 
     members = [{"name": "acme", "keys": ["sk-a"], "limits": {"requests_per_s": 3}}]
     with_router(scenario, tenants={"salt_secret": "a-secret-of-more-than-16", "members": members})
+
+
+def test_the_public_port_is_told_from_the_admin_port() -> None:
+    async def scenario(rig: RouterRig) -> None:
+        url = f"http://{rig.router.data_plane.address}"
+        with pytest.raises(OSError, match=r"404.*is it the router's public port.*needs its admin port"):
+            await asyncio.to_thread(Watch(url).look)
+        assert (await first_model(url)).of_router
+        fake = await first_model(rig.replica.url)
+        assert fake.name == "m" and not fake.of_router
+
+    with_router(scenario)
 
 
 def test_a_restarted_router_is_looked_at_anew() -> None:
