@@ -1,4 +1,4 @@
-"""Learns what work costs on one replica from what it did: prefill with its quadratic part, decode by batch.
+"""Learns what work costs on one replica from what it did: a prefill by its three parts, decode by batch.
 
 The prior is the operator's figures, what model and GPU suggest (``cost_prior``), or a default.
 """

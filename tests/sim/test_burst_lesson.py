@@ -5,7 +5,7 @@ import json
 import pytest
 
 import warmroute
-from router.routing.policies.predicted_finish import IDLE_ALIKE
+from router.routing.calibration import MOST_DOUBT
 from sim.lesson.burst import BLIND, BOTH, LATE, VARIANTS, WELL, Row, Run, Variant, row_of, run_burst
 from sim.lesson.burst_report import explained
 from sim.lesson.burst_trace import BURST_FROM_S, CAPACITY_TOKENS, make_burst
@@ -81,7 +81,7 @@ def test_every_decision_follows_from_its_numbers(runs: dict[Variant, list[Run]])
             for moment in run.moments:
                 for rows, replica in ((moment.seen, moment.decided), (moment.right, moment.rightly)):
                     totals = {row.replica: row.total_s for row in rows}
-                    assert totals[replica] <= IDLE_ALIKE * min(totals.values())
+                    assert totals[replica] <= (1.0 + MOST_DOUBT) * min(totals.values())
                     for row in rows:
                         assert row.total_s == pytest.approx(row.wait_s + row.prefill_s + row.imposed_s)
 
