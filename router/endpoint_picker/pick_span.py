@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from router.endpoint_picker.served_answer import ServedAnswer
 from router.proxy.booked import Booked
 from router.proxy.service import Service
-from router.proxy.traced_request import Sent, TracedRequest
+from router.proxy.traced_request import Sent, traced
 
 if TYPE_CHECKING:
     from router.endpoint_picker.pick import Pick
@@ -48,15 +48,4 @@ class PickSpan:
         if self._trace is None:
             return
         sent = None if booked is None else Sent(booked.name, booked.decision, self._held_s, self._tries)
-        self._trace.ended(
-            TracedRequest(
-                status=status,
-                request_id=pick.request_id,
-                model=pick.prompt.model,
-                error_code=pick.error_code,
-                tenant=None if pick.admission is None else pick.admission.caller.tenant.name,
-                sent=sent,
-                ttft_s=None if answer is None else answer.ttft_s,
-                usage=None if answer is None else answer.usage,
-            )
-        )
+        self._trace.ended(traced(pick, status, sent, answer))

@@ -13,7 +13,6 @@ from router.proxy.admission import CLIENT_LEFT, Admission
 from router.proxy.asker import Asker
 from router.proxy.booked import booked_beside
 from router.proxy.crowded_body import CHECK_FROM_BYTES, Parser, parser_of, promises_many
-from router.proxy.exchange_span import traced
 from router.proxy.forwarding import Forwarding
 from router.proxy.prefill_request import with_transfer_params
 from router.proxy.prefill_step import PrefillStep
@@ -40,6 +39,7 @@ from router.proxy.service import Service
 from router.proxy.submission import submitted
 from router.proxy.tenancy import Caller
 from router.proxy.tenant_request import take_in, without_salt
+from router.proxy.traced_request import Sent, traced
 from router.proxy.tries import Tries
 from router.routing.decision import NoReplica, Reason
 from router.routing.flat_request import whole_request
@@ -438,7 +438,7 @@ class Exchange(Asker):
         assert not self.over
         self.over = True
         if self._trace is not None:
-            self._trace.ended(traced(self, status))
+            self._trace.ended(traced(self, status, self._sent(), self.relay))
         service, tries = self._service, self.tries
         if self.admission is not None:
             self.admission.ended(status, service.clock(), answered=self.relay is not None)
@@ -451,6 +451,13 @@ class Exchange(Asker):
             tries.row.status = status
             tries.drop_kept()
         self.client.exchange = None
+
+    def _sent(self) -> Sent | None:
+        tries = self.tries
+        if tries is None:
+            return None
+        attempt = tries.attempt
+        return Sent(attempt.name, attempt.decision, tries.began_at - self.started_at, tries.count)
 
     def sweep(self, now: float) -> None:
         """Look at this request's limits."""

@@ -213,32 +213,29 @@ class PrefillStep(Asker):
 
     def _computed(self, kv_params: bytes, now: float) -> None:
         """The replica holds the prompt's KV: choose who answers."""
-        service, exchange = self._service, self._exchange
-        service.counters.handoffs += 1
-        head = exchange.head
-        answerer: InFlight | None = None
-        try:
-            decision = service.fleet.decide_answerer(
-                exchange.prompt, now, self.replica, session=head.session, policy=head.policy
-            )
-            answerer = service.fleet.sent(exchange.prompt, decision, now)
-        except NoReplica:
-            pass
-        exchange.step_over(answerer, kv_params, now)
-        service.send_released(now)
+        self._service.counters.handoffs += 1
+        self._over(self.replica, kv_params, now)
 
     def _given_up(self, now: float) -> None:
         """No prefill replica computed the prompt: whoever answers does."""
-        service, exchange = self._service, self._exchange
-        service.counters.failed_handoffs += 1
-        head = exchange.head
+        self._service.counters.failed_handoffs += 1
+        self._over(None, b"", now)
+
+    def _over(self, source: ReplicaState | None, kv_params: bytes, now: float) -> None:
+        fleet, exchange = self._service.fleet, self._exchange
+        prompt, head = exchange.prompt, exchange.head
         answerer: InFlight | None = None
         try:
-            decision = service.fleet.decide(
-                exchange.prompt, now, tried=self.tried, session=head.session, policy=head.policy
-            )
-            answerer = service.fleet.sent(exchange.prompt, decision, now)
+            if source is None:
+                decision = fleet.decide(
+                    prompt, now, tried=self.tried, session=head.session, policy=head.policy
+                )
+            else:
+                decision = fleet.decide_answerer(
+                    prompt, now, source, session=head.session, policy=head.policy
+                )
+            answerer = fleet.sent(prompt, decision, now)
         except NoReplica:
             pass
-        exchange.step_over(answerer, b"", now)
-        service.send_released(now)
+        exchange.step_over(answerer, kv_params, now)
+        self._service.send_released(now)

@@ -1,9 +1,12 @@
 """What a request's span says once the request is over, however it came in."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
+from router.proxy.admission import Admission
 from router.routing.decision import Decision
 from router.routing.in_flight import Usage
+from router.routing.prompt_blocks import Prompt
 
 Value = str | int | float | bool
 
@@ -71,6 +74,42 @@ class TracedRequest:
             found["gen_ai.usage.output_tokens"] = self.usage.output_tokens
             found["warmroute.cached_tokens"] = self.usage.cached_tokens
         return {name: value for name, value in found.items() if value is not None}
+
+
+class Followed(Protocol):
+    """A request on its way, however it came in."""
+
+    request_id: bytes
+    prompt: Prompt
+    error_code: str
+    admission: Admission | None
+
+
+class Answered(Protocol):
+    """What was seen of an answer."""
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds to the first token, if one came."""
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the replica told of its tokens."""
+
+
+def traced(request: Followed, status: int, sent: Sent | None, answer: Answered | None) -> TracedRequest:
+    """``request`` is over; the client got ``status``."""
+    admission = request.admission
+    return TracedRequest(
+        status=status,
+        request_id=request.request_id,
+        model=request.prompt.model,
+        error_code=request.error_code,
+        tenant=None if admission is None else admission.caller.tenant.name,
+        sent=sent,
+        ttft_s=None if answer is None else answer.ttft_s,
+        usage=None if answer is None else answer.usage,
+    )
 
 
 def _ms(seconds: float | None) -> float | None:

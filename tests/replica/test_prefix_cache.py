@@ -12,12 +12,9 @@ from replica.contract.kv_events import BlocksRemoved, BlocksStored, CacheCleared
 from replica.kv_cache import prefix_cache as module
 from replica.kv_cache.prefix_cache import PrefixCache
 from replica.sequence import Sequence
+from tests.replica.cache_steps import compute, request
 
 COMMON = list(range(48))
-
-
-def request(name, tokens, **options):
-    return Sequence(name, tokens, 8, **options)
 
 
 def start(cache, sequence):
@@ -27,11 +24,6 @@ def start(cache, sequence):
         return None
     compute(cache, sequence)
     return matched
-
-
-def compute(cache, sequence):
-    sequence.computed_tokens = sequence.total_tokens
-    cache.publish(sequence)
 
 
 def generate(cache, sequence, tokens):

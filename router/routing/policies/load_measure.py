@@ -1,6 +1,11 @@
 """How loaded a candidate is, by one of several measures; how to choose among loads is the policies' idea."""
 
+from typing import Final
+
 from router.routing.replica_state import ReplicaState
+
+IDLE_SHARE: Final = 4
+"""A replica with less than the mean of outstanding tokens over this has next to nothing to do."""
 
 
 def in_flight(candidate: ReplicaState, now: float) -> float:

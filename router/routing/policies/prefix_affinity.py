@@ -14,16 +14,13 @@ it. So where all that are busy hold the longest match, one that lacks it and has
 
 import random
 from collections.abc import Sequence
-from typing import Final
 
 from router.routing.decision import Assessment, Decision, Reason
+from router.routing.policies.load_measure import IDLE_SHARE
 from router.routing.policies.own_delay import assess_own_delay
 from router.routing.policies.same_state import same_state
 from router.routing.replica_state import ReplicaState
 from router.routing.view import RoutingRequest
-
-IDLE_SHARE: Final = 4
-"""A replica with less than the mean of outstanding tokens over this has next to nothing to do."""
 
 
 class PrefixAffinity:
