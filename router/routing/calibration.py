@@ -230,9 +230,10 @@ class ReplicaCost(Speed):
         """Believe less of what the replica showed the longer ago that was: it becomes like the others.
 
         One that was slow for a moment would else look slow for ever where the others can do all the work.
-        Long ago is measured in time, and in what the others did meanwhile. Called often.
+        Long ago is measured in time, and in what the others did meanwhile. One that is busy, however long its
+        prompt, is about to show something. Called often.
         """
-        if not self.prefills_seen:
+        if not self.prefills_seen or self._busy_since is not None:
             return
         others = self._fleet.prefills - self._lesson_number
         if now - self._lesson_at < FADE_S and others < FADE_AFTER_OTHERS * self._fleet.replicas:

@@ -128,6 +128,28 @@ def test_unlike_replicas_are_told_apart() -> None:
         assert off(other, slow, new) == pytest.approx(1.0, abs=0.25)
 
 
+@pytest.mark.parametrize("busy", [True, False])
+def test_what_an_idle_one_showed_counts_less_the_more_the_others_do_and_a_busy_one_s_does_not(
+    busy: bool,
+) -> None:
+    fleet = FleetSpeed()
+    slow, other = ReplicaCost(fleet), ReplicaCost(fleet)
+    rng = random.Random(6)
+    show(other, DEFAULT_PREFILL, 20, rng)
+    now = show(slow, PrefillCost(0.016, 250e-6, 64_000.0), 20, rng)
+    before = slow.prefill_s(1_000, 0)
+    if busy:
+        slow.prefill_started(now)  # a prompt that takes as long as all of the others'
+    for _ in range(4):
+        now = show(other, DEFAULT_PREFILL, 20, rng, now=now)
+        slow.fade(now)
+    after = slow.prefill_s(1_000, 0)
+    if busy:
+        assert after == pytest.approx(before, rel=0.05)
+    else:
+        assert other.prefill_s(1_000, 0) < after < 0.8 * before
+
+
 def test_drift_is_followed() -> None:
     cost = ReplicaCost(FleetSpeed())
     rng = random.Random(5)
