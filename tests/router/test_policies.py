@@ -245,6 +245,18 @@ def test_the_worked_example_of_the_priced_rule() -> None:
     assert total(0.90) == pytest.approx([0.90 + 0.10 * (1 + 1 + 1), 0.60 * (1 + 0.6)])
 
 
+def test_a_nearly_full_replica_is_dear_for_what_it_lacks_and_not_for_what_it_holds() -> None:
+    """10,000 tokens, a reply of 100. The full one holds 9,000 of them: (1,000 + 100) / 10,100 of a second."""
+    asked, full, empty = request(10_000, [9_000, 0]), candidate(0), candidate(1)
+    full.room_price_s = 1.0
+    chooser = policy("predicted_finish")
+    warm, cold = chooser.assess(asked, [full, empty])
+    assert warm.total_s - warm.prefill_s == pytest.approx(1_100 / 10_100)
+    assert cold.total_s == cold.prefill_s  # it has room
+    assert chooser.choose(asked, [full, empty]).reason is Reason.WARM
+    assert chooser.choose(request(10_000, [0, 0]), [full, empty]).replica == 1
+
+
 @given(case=fleets())
 @settings(deadline=None)
 def test_no_other_would_have_cost_less(case: Case) -> None:

@@ -6,11 +6,12 @@ For every candidate j, in seconds::
             + T_j * lambda_j                              first tokens of later arrivals my prefill delays
             + T_j * kappa / (1 - rho_fleet) * (R_j + Q_j) running streams my prefill stalls
             + kappa * o * step_j / (1 - rho_j)            my own decoding there
-            + (1 + lambda_j) * K_j                        KV room, when j is nearly full
+            + (1 + lambda_j) * K_j * (m_j + o) / (n + o)  KV room I take, when j is nearly full
 
     lambda_j = min(32, A / N * (W_j + T_j) / (1 - rho_fleet))
 
 A stalled stream stays longer, and what is prefilled meanwhile stalls it again: hence the 1 - rho_fleet.
+Of n prompt tokens those that j holds take no room: m_j are new, and o are expected of the reply.
 
 Of a hot prefix's copy (``heat.py``) only a share is priced: in the prices above T_j is then T of a replica
 that holds the prefix, plus that share of what computing it again takes.
@@ -146,7 +147,8 @@ class PredictedFinish:
         now, tokens, matched_by = request.now, request.prompt_tokens, request.matched_tokens
         arrivals, kappa = request.later_arrivals_per_s, request.decode_price
         stall_price = kappa / (1.0 - request.fleet_utilization)
-        decode_price = kappa * request.expected_output_tokens
+        output_tokens = request.expected_output_tokens
+        decode_price = kappa * output_tokens
         copy_price, prompt = request.copy_price, request.prompt
         longest = max(matched_by) if copy_price < 1.0 else 0
         universal, idle = request.universal_tokens, 0.0
@@ -184,7 +186,8 @@ class PredictedFinish:
                 + decode_price * cost.step_s(ledger.decoding) / (1.0 - ledger.load)
             )
             if candidate.room_price_s:
-                total += (1.0 + later) * candidate.room_price_s
+                taken = tokens - (universal if newcomer else matched) + output_tokens
+                total += (1.0 + later) * candidate.room_price_s * taken / (tokens + output_tokens)
             out.replica = index
             out.matched_tokens = matched
             out.wait_s = wait
