@@ -70,7 +70,7 @@ def extensions() -> list[Extension]:
     groups = [(sorted(map(str, paths)), name) for paths, name in ((DECIDES, "decides"), (CARRIES, "carries"))]
     options = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
     files = [path for paths, _ in groups for path in paths]
-    made: list[Extension] = mypycify(options + files, separate=groups, opt_level="2", debug_level="0")
+    made: list[Extension] = mypycify(options + files, separate=groups, opt_level="3", debug_level="0")
     if sys.platform != "win32":
         for extension in made:  # modules find each other by a table: nothing but their init need be seen
             extension.extra_compile_args = [*extension.extra_compile_args, "-fvisibility=hidden"]
