@@ -58,6 +58,8 @@ CARRIES = tuple(
         "tries",
     )
 )
+PICKS = Path("router/endpoint_picker/pick.py")
+"""It extends ``Submission``: a compiled class takes no subclass that is not."""
 BUILDS = ("bdist_wheel", "build_ext")
 
 
@@ -67,7 +69,8 @@ def extensions() -> list[Extension]:
         return []
     from mypyc.build import mypycify
 
-    groups = [(sorted(map(str, paths)), name) for paths, name in ((DECIDES, "decides"), (CARRIES, "carries"))]
+    named = ((DECIDES, "decides"), ((*CARRIES, PICKS), "carries"))
+    groups = [(sorted(map(str, paths)), name) for paths, name in named]
     options = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
     files = [path for paths, _ in groups for path in paths]
     made: list[Extension] = mypycify(options + files, separate=groups, opt_level="3", debug_level="0")

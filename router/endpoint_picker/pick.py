@@ -1,6 +1,7 @@
 """One request of a gateway's: pick endpoints for it, follow the answer, settle once.
 
-Messages come in by ``take``, replies are left in ``out``.
+Messages come in by ``take``, replies are left in ``out``. ``submission.py`` has it from when it is complete
+until the fleet has it.
 """
 
 import asyncio
@@ -15,12 +16,9 @@ from router.endpoint_picker.pick_span import PickSpan
 from router.endpoint_picker.served_answer import WANTED, ServedAnswer
 from router.proxy.admission import CLIENT_LEFT, Admission
 from router.proxy.booked import Booked, booked_beside
-from router.proxy.crowded_body import Parser, parser_of
 from router.proxy.forwarding import admitted
 from router.proxy.recent import RecentDecision
-from router.proxy.request_head import RequestHead
 from router.proxy.router_error import (
-    BODY_CROWDED,
     BODY_HIDDEN,
     BODY_TOO_LARGE,
     HOLD_TIMEOUT,
@@ -29,64 +27,46 @@ from router.proxy.router_error import (
     RouterError,
 )
 from router.proxy.service import Service
-from router.proxy.submission import submitted
-from router.proxy.tenancy import Caller
-from router.proxy.tenant_request import take_in
+from router.proxy.submission import Submission
 from router.routing.decision import NoReplica
-from router.routing.hold_queue import Held
 from router.routing.in_flight import InFlight
 from router.routing.kv_route import Step
-from router.routing.prompt_blocks import UNREADABLE, Prompt, text_prompt
 from router.routing.retry import Failure
 
 
-class Pick:
+class Pick(Submission):
     """One request, from its head to the end of its answer. Lives in the loop it was made in."""
 
     def __init__(self, service: Service, endpoints: Endpoints, decided: Callable[[], None]) -> None:
         """``decided`` is called when a request that had to wait has replies in ``out``."""
-        self._service = service
-        self._endpoints = endpoints
-        self._decided = decided
-        self._settings = service.settings
         self.out: list[bytes] = []
         """Replies that are to be sent, in this order."""
-        self.over = False
+        self._incoming = Incoming(self.out)
+        super().__init__(service, self._incoming.head, b"", b"", None)
+        self._endpoints = endpoints
+        self._decided = decided
+        self.head_at = service.clock()
+        """When the head came."""
         self._asked = False
         """The request was complete, and its prompt asked for."""
         self.undecided = False
         """The pick is still to come, by itself: the prompt is being read, or all replicas are busy."""
-        self._incoming = Incoming(self.out)
-        self.body = b""
-        """Empty once nobody needs it any more."""
-        self.admission: Admission | None = None
-        """Set where tenants are told apart."""
-        self._salt_bytes = 0
-        """Of the body's end: the tenant's cache salt."""
-        self.prompt: Prompt = UNREADABLE
-        self.request_id = b""
-        self.started_at = service.clock()
-        self._within: frozenset[int] | None = None
-        self._waiting: Held | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._booked: Booked | None = None
         self._answer: ServedAnswer | None = None
-        self.error_code = ""
-        """Of our own error that the client got, or of the answer that broke off."""
         self._span = PickSpan(service)
         self.row: RecentDecision | None = None
         """What people see of the pick."""
-        service.counters.in_flight += 1
 
     def take(self, message: ProcessingRequest) -> None:
-        """The next message. Cost: that of reading the prompt, when the request is complete."""
+        """The next message. Cost: that of ``submit``, when the request is complete."""
         match message.WhichOneof("request"):
             case "request_headers":
-                self._begin(message)
+                self._request_headers(message)
             case "request_body":
                 self._incoming.body_came(message.request_body)
-                if self._incoming.body_bytes > self._settings.body_bytes:
-                    self.refuse(BODY_TOO_LARGE.at(self._settings.body_bytes))
+                if self._incoming.body_bytes > self.settings.body_bytes:
+                    self.refuse(BODY_TOO_LARGE.at(self.settings.body_bytes))
             case "request_trailers":
                 self._incoming.trailers_came()
             case "response_headers":
@@ -97,21 +77,20 @@ class Pick:
                 self.out.append(messages.CONTINUE_RESPONSE_TRAILERS)
                 self._complete()
         if self._incoming.complete and not (self._asked or self.over):
-            self._read_prompt()
+            self._asked = self.undecided = True
+            self._span.begin(self)
+            self.body = self._incoming.body()
+            self.submit()
 
     # --- the request ------------------------------------------------------------------------------
 
-    @property
-    def head(self) -> RequestHead:
-        """The request's."""
-        return self._incoming.head
-
-    def _begin(self, message: ProcessingRequest) -> None:
+    def _request_headers(self, message: ProcessingRequest) -> None:
         incoming = self._incoming
         incoming.begin(message)
-        self.request_id = incoming.head.request_id or self._service.new_request_id()
-        self._within = self._endpoints.within(incoming.subset)
-        caller, refusal = admitted(self._settings, incoming.head, routed=True)
+        self.head = incoming.head
+        self.request_id = self.head.request_id or self.service.new_request_id()
+        self.within = self._endpoints.within(incoming.subset)
+        caller, refusal = admitted(self.settings, self.head, routed=True)
         if caller is not None:
             self.admission = Admission(caller)
             if refusal is None and incoming.body_hidden:
@@ -119,96 +98,26 @@ class Pick:
         if refusal is not None:
             self.refuse(refusal)
 
-    def _read_prompt(self) -> None:
-        """All of the request is here that is to be seen."""
-        service = self._service
-        service.budget.earn()
-        self._asked = self.undecided = True
-        self._span.begin(self)
-        body = self.body = self._incoming.body()
-        parse = parser_of(body)
-        if parse is None:
-            self.refuse(BODY_CROWDED)
-            return
-        if self.admission is not None:
-            self._read_prompt_of(self.admission.caller, parse)
-            return
-        if body[:64].lstrip()[:1] == b"{":
-            if service.prompt_reader is not None:
-                service.prompt_reader.read(body, self._prompt_read, parse)
-                return
-            request = parse(body)
-            self.prompt = UNREADABLE if request is None else text_prompt(request)
-        self._choose()
-
-    def _read_prompt_of(self, caller: Caller, parse: Parser) -> None:
-        """The same where tenants are told apart."""
-        taken = take_in(caller, self.head, self.body, parse)
-        if isinstance(taken, RouterError):
-            self.refuse(taken)
-            return
-        self.body, request, self._salt_bytes = taken
-        if request is None:
-            self._prompt_read(Prompt(keys=(), units=0))
-        elif self._service.prompt_reader is not None:
-            self._service.prompt_reader.read(self.body, self._prompt_read, parse)
-        else:
-            self._prompt_read(text_prompt(request))
-
-    def _prompt_read(self, prompt: Prompt) -> None:
-        """The prompt is there, at once or after a while."""
-        if not self.over:
-            self.prompt = prompt if self.admission is None else self.admission.caller.owned(prompt)
-            self._choose()
-
     # --- the pick ---------------------------------------------------------------------------------
 
-    def _choose(self) -> None:
-        service, settings = self._service, self._settings
-        fleet, now = service.fleet, service.clock()
-        outcome = submitted(
-            service,
-            settings,
-            self.head,
-            self.prompt,
-            self.body,
-            self.admission,
-            self,
-            now,
-            now,
-            self._within,
-            moves_kv=fleet.replicas.sidecars and self._within is None,
-        )
-        if isinstance(outcome, InFlight):
-            self._picked(outcome, now)
-        elif isinstance(outcome, Held):
-            self._waiting = outcome
-            loop = asyncio.get_running_loop()
-            self._deadline = loop.call_later(settings.hold_max_wait_s, self._held_too_long)
-        else:
-            self.refuse(outcome)
-            return
-        if fleet.outbox:
-            service.send_released(now)
+    @property
+    def may_split(self) -> bool:
+        """Where a sidecar runs both steps: Envoy asks one replica."""
+        return self.service.fleet.replicas.sidecars and self.within is None
 
-    def hold_ended(self, flight: InFlight | None, now: float) -> None:
-        """The request waited until now; without a ``flight`` no replica is left for it."""
-        self._waiting = None
-        if self.admission is not None:
-            self.admission.held(False)
-        if flight is None:
-            self.refuse(NO_REPLICA)
-        else:
-            self._picked(flight, now)
+    def hold_began(self) -> None:
+        """The request waits in the router."""
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(self.settings.hold_max_wait_s, self._held_too_long)
 
     def _held_too_long(self) -> None:
-        if self._waiting is not None:
+        if self.waiting is not None:
             self._cancel()
-            self.refuse(HOLD_TIMEOUT.at(self._settings.hold_max_wait_s))
+            self.refuse(HOLD_TIMEOUT.at(self.settings.hold_max_wait_s))
 
-    def _picked(self, flight: InFlight, now: float) -> None:
+    def begin(self, flight: InFlight, now: float) -> None:
         """The fleet has booked the request on a replica: name it, and who is next in line."""
-        service, head = self._service, self.head
+        service, head = self.service, self.head
         beside = None
         route = flight.decision.route
         if route is not None and route.step is Step.PREFILL:
@@ -218,24 +127,24 @@ class Pick:
                 self.refuse(NO_REPLICA)
                 return
         booked = self._booked = Booked(service, flight, beside)
-        self._span.picked(now)
+        self._span.picked(now - self.started_at)
         self.row = self._decided_now(booked, now)
         service.counters.decided(booked.name, booked.decision.reason)
         others = service.fleet.others(
             self.prompt,
             now,
             chosen=booked.decision.replica,
-            count=self._settings.attempts - 1,
+            count=self.settings.attempts - 1,
             session=head.session,
             policy=head.policy,
-            within=self._within,
+            within=self.within,
         )
         replicas = [flight.replica, *(service.fleet.replicas[index] for index in others)]
-        salt_bytes = None if self.admission is None else self._salt_bytes
+        salt_bytes = None if self.admission is None else self.salt_bytes
         self._incoming.picked(
             destination(
                 service,
-                self._settings,
+                self.settings,
                 self._endpoints,
                 replicas,
                 self.body,
@@ -261,8 +170,8 @@ class Pick:
         if served is not None:
             booked = self._booked = self._served_by(served, booked)
         fields = messages.response_fields(message.response_headers, WANTED)
-        self._answer = ServedAnswer(self._service, self, booked, fields)
-        if self._settings.expose_routing:
+        self._answer = ServedAnswer(self.service, self, booked, fields)
+        if self.settings.expose_routing:
             self.out.append(messages.answer_head(_routing_fields(booked)))
         else:
             self.out.append(messages.CONTINUE_RESPONSE_HEADERS)
@@ -271,7 +180,7 @@ class Pick:
 
     def _served_by(self, endpoint: str, booked: Booked) -> Booked:
         """The booking on the replica at ``endpoint``, made now if the first that was named failed."""
-        service, picked = self._service, booked.decision.replica
+        service, picked = self.service, booked.decision.replica
         at = [replica.index for replica in self._endpoints.at(endpoint)]
         if picked in at:
             return booked
@@ -299,7 +208,7 @@ class Pick:
         return again
 
     def _decided_now(self, booked: Booked, now: float) -> RecentDecision:
-        return self._service.recent.decided(now, self.request_id, booked.name, booked.decision, self.prompt)
+        return self.service.recent.decided(now, self.request_id, booked.name, booked.decision, self.prompt)
 
     def _response_body(self, body: HttpBody) -> None:
         if self._incoming.answer_echoed:
@@ -321,10 +230,7 @@ class Pick:
 
     def refuse(self, error: RouterError) -> None:
         """The client gets an answer of ours."""
-        self._service.count_error(error)
-        self.error_code = error.code
-        if self.admission is not None:
-            self.admission.caller.counters.turned(error.code)
+        self.count_refusal(error)
         self.out.append(messages.refusal(error, self.request_id.decode()))
         self._end(error.status)
         self._leave_queue()
@@ -347,16 +253,14 @@ class Pick:
         if self._answer is not None and not self._incoming.answer_seen:
             self._complete()
             return
-        self._service.counters.client_disconnects += 1
+        self.service.counters.client_disconnects += 1
         self._cancel()
         self._end(CLIENT_LEFT)
 
     def _cancel(self) -> None:
         """Stop waiting, or give the booking back, by nobody's fault."""
-        now = self._service.clock()
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None:
-            self._service.drop_waiting(waiting, now)
+        now = self.service.clock()
+        self.stop_waiting(now)
         if self._booked is not None:
             self._booked.cancelled(now)
 
@@ -370,14 +274,9 @@ class Pick:
 
     def _end(self, status: int) -> None:
         """Exactly once. ``status``: what the client got."""
-        assert not self.over
-        self.over = True
+        self.settle(status, answered=self._answer is not None)
         self._span.ended(self, self._booked, self._answer, status)
-        service = self._service
-        if self.admission is not None:
-            self.admission.ended(status, service.clock(), answered=self._answer is not None)
-        service.counters.in_flight -= 1
-        service.count_request("" if self._booked is None else self._booked.name, status)
+        self.service.count_request("" if self._booked is None else self._booked.name, status)
         if self.row is not None:
             self.row.status = status
         if self._deadline is not None:

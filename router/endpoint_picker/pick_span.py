@@ -19,7 +19,6 @@ class PickSpan:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._trace: Trace | None = None
-        self._began_at = 0.0
         self._held_s = 0.0
         self._tries = 0
         """That are known of."""
@@ -31,13 +30,12 @@ class PickSpan:
 
     def begin(self, pick: "Pick") -> None:
         """The request is complete."""
-        self._began_at = self._service.clock()
         if self._service.tracing is not None:
             self._trace = self._service.tracing.begin(pick.head)
 
-    def picked(self, now: float) -> None:
-        """It goes to a replica."""
-        self._held_s, self._tries = now - self._began_at, 1
+    def picked(self, held_s: float) -> None:
+        """It goes to a replica, ``held_s`` after it was complete."""
+        self._held_s, self._tries = held_s, 1
 
     def served_by_another(self) -> None:
         """The one that was named first did not answer."""

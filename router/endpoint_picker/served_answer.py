@@ -34,7 +34,7 @@ class ServedAnswer:
         self.usage: Usage | None = None
         """What the replica reported."""
         now = service.clock()
-        service.counters.first_byte_s.add(now - pick.started_at)
+        service.counters.first_byte_s.add(now - pick.head_at)
         if self.status >= 400:
             failure = failure_of_status(self.status, retry_after=b"retry-after" in fields)
             if failure is None:
@@ -56,7 +56,7 @@ class ServedAnswer:
         watch.pieces.append(body)
         watch.grew(len(body))
         if watch.first_token and self.ttft_s is None and self._pick.prompt.stream:
-            self.ttft_s = now - self._pick.started_at
+            self.ttft_s = now - self._pick.head_at
             self._service.counters.ttft_s.add(self.ttft_s)
             if self._pick.row is not None:
                 self._pick.row.ttft_s = self.ttft_s

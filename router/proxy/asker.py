@@ -1,4 +1,4 @@
-"""What connections to replicas and attempts tell whoever asked; a client's request, or a step before it."""
+"""What connections to replicas and attempts tell whoever asked: ``Tries``, or ``PrefillStep`` before it."""
 
 from typing import TYPE_CHECKING
 

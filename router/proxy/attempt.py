@@ -12,19 +12,20 @@ from router.routing.in_flight import InFlight
 class Attempt(Booked):
     """One try."""
 
-    __slots__ = ("_connecting", "_exchange", "connection", "sent_at")
+    __slots__ = ("_asker", "_connecting", "connection", "sent_at")
 
     def __init__(
         self,
         service: Service,
-        exchange: Asker,
+        asker: Asker,
         flight: InFlight,
         now: float,
         beside: Booked | None = None,
     ) -> None:
         """``beside``: see ``Booked``."""
         super().__init__(service, flight, beside)
-        self._exchange = exchange
+        self._asker: Asker | None = asker
+        """Until the connection is given back: it refers to this."""
         self.connection: ReplicaConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self.sent_at = now
@@ -34,9 +35,9 @@ class Attempt(Booked):
 
     def send(self, now: float) -> None:
         """Send the request on an idle connection, or on one that is made now."""
-        assert self._flight is not None
+        assert self._flight is not None and self._asker is not None
         pool = self._service.pool(self._flight.replica)
-        connection = pool.take_idle(now - self._exchange.settings.replica_keepalive_s)
+        connection = pool.take_idle(now - self._asker.settings.replica_keepalive_s)
         if connection is not None:
             self._send_on(connection)
         else:
@@ -52,9 +53,10 @@ class Attempt(Booked):
 
     def _send_on(self, connection: ReplicaConnection) -> None:
         self.connection = connection
-        exchange = self._exchange
-        head, body = exchange.request(connection.pool)
-        connection.send(exchange, head, body)
+        asker = self._asker
+        assert asker is not None
+        head, body = asker.request(connection.pool)
+        connection.send(asker, head, body)
 
     def connected(self, connection: ReplicaConnection) -> None:
         """The pool made a connection."""
@@ -68,8 +70,8 @@ class Attempt(Booked):
     def connect_failed(self, why: str, *, own: bool) -> None:
         """The pool could make none. ``own``: because this process had no socket for it."""
         self._connecting = None
-        if self._flight is not None:
-            self._exchange.connect_failed(why, own=own)
+        if self._flight is not None and self._asker is not None:
+            self._asker.connect_failed(why, own=own)
 
     # --- ends of the booking ---------------------------------------------------------------------
 
@@ -97,7 +99,7 @@ class Attempt(Booked):
 
     def drop(self) -> None:
         """Break the connection, or stop making one."""
-        connection, self.connection = self.connection, None
+        connection, self.connection, self._asker = self.connection, None, None
         if connection is not None:
             connection.abort()
         task, self._connecting = self._connecting, None
@@ -106,7 +108,7 @@ class Attempt(Booked):
 
     def give_back(self, now: float, *, reusable: bool) -> None:
         """The answer is complete: the connection is for others."""
-        connection, self.connection = self.connection, None
+        connection, self.connection, self._asker = self.connection, None, None
         if connection is not None:
             if reusable:
                 connection.release(now)

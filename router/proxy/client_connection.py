@@ -272,7 +272,7 @@ class ClientConnection(asyncio.Protocol):
             self._phase = Phase.SERVING
             trace = None if service.tracing is None else service.tracing.begin(head)
             exchange = self.exchange = Exchange(service, self, head, body, request_id, forwarding, trace)
-            exchange.start()
+            exchange.submit()
         else:
             self.transport.write(
                 own_answer(

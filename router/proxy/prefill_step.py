@@ -1,6 +1,6 @@
 """The first of two steps: a prefill replica computes the prompt, another then pulls its KV and answers.
 
-Owned by its exchange, like ``tries.py``. The client sees nothing of it: what fails here is tried on another
+Owned by its exchange, like ``Tries``. The client sees nothing of it: what fails here is tried on another
 prefill replica, and else computed by whoever answers. However it ends, its booking is given back once, by its
 attempts.
 """

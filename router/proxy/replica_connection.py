@@ -1,4 +1,4 @@
-"""One connection to a replica: bytes -> the answer's head, then its body's bytes, told to the exchange."""
+"""One connection to a replica: bytes -> the answer's head, then its body's bytes, told to whoever asked."""
 
 import asyncio
 from typing import TYPE_CHECKING, cast
@@ -14,7 +14,7 @@ MAX_HEAD_BYTES = 64 * 1024
 
 
 class ReplicaConnection(asyncio.Protocol):
-    """One connection, serving one exchange at a time."""
+    """One connection, serving one ``Asker`` at a time."""
 
     __slots__ = (
         "_body",
@@ -22,7 +22,7 @@ class ReplicaConnection(asyncio.Protocol):
         "_clean_eof",
         "_held",
         "_made",
-        "exchange",
+        "asker",
         "idle_since",
         "pool",
         "reused",
@@ -33,7 +33,7 @@ class ReplicaConnection(asyncio.Protocol):
     def __init__(self, pool: "ReplicaPool") -> None:
         self.pool = pool
         self.transport: asyncio.Transport
-        self.exchange: Asker | None = None
+        self.asker: Asker | None = None
         self.idle_since = 0.0
         self.reused = False
         """An answer came over it before; that it is closed now may be an old news."""
@@ -60,19 +60,19 @@ class ReplicaConnection(asyncio.Protocol):
             self.abort()
 
     def data_received(self, data: bytes) -> None:
-        exchange = self.exchange
-        if exchange is None:
+        asker = self.asker
+        if asker is None:
             self.close()  # nobody asked
         elif self._body:
             if self._held:
                 self._buffer += data
                 return
             try:
-                exchange.answer_continued(data)
+                asker.answer_continued(data)
             except FramingError:
-                exchange.replica_garbled()
+                asker.replica_garbled()
         else:
-            self._read_head(exchange, data)
+            self._read_head(asker, data)
 
     def eof_received(self) -> None:
         self._clean_eof = True
@@ -81,18 +81,18 @@ class ReplicaConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.usable = False
         self.pool.lost(self)
-        exchange = self.exchange
-        if exchange is not None:
-            self.exchange = None
-            exchange.replica_lost(
+        asker = self.asker
+        if asker is not None:
+            self.asker = None
+            asker.replica_lost(
                 self, clean=exc is None and self._clean_eof, answered=self._body or bool(self._buffer)
             )
 
-    # --- from the exchange -----------------------------------------------------------------------
+    # --- from who asks ------------------------------------------------------------------------
 
-    def send(self, exchange: Asker, head: bytes, body: bytes) -> None:
-        """Write the request; what comes back is told to ``exchange``."""
-        self.exchange = exchange
+    def send(self, asker: Asker, head: bytes, body: bytes) -> None:
+        """Write the request; what comes back is told to ``asker``."""
+        self.asker = asker
         self._body = False
         if len(body) <= 16_384:
             self.transport.write(head + body)
@@ -115,7 +115,7 @@ class ReplicaConnection(asyncio.Protocol):
 
     def release(self, now: float) -> None:
         """The answer is complete and another request may follow."""
-        self.exchange = None
+        self.asker = None
         if self.transport.get_write_buffer_size():
             self.abort()  # it answered before it had the whole request
         elif self.usable:
@@ -126,7 +126,7 @@ class ReplicaConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close in good order."""
-        self.exchange = None
+        self.asker = None
         self.usable = False
         self.transport.close()
 
@@ -139,13 +139,13 @@ class ReplicaConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Break the connection: the replica is to stop."""
-        self.exchange = None
+        self.asker = None
         self.usable = False
         self.transport.abort()
 
     # --- the head --------------------------------------------------------------------------------
 
-    def _read_head(self, exchange: Asker, data: bytes) -> None:
+    def _read_head(self, asker: Asker, data: bytes) -> None:
         buffer, start = self._buffer, 0
         if buffer:
             data = buffer + data
@@ -156,12 +156,12 @@ class ReplicaConnection(asyncio.Protocol):
             if end < 4:
                 self._buffer = data = data[start:] if start else data
                 if len(data) > MAX_HEAD_BYTES or not _may_be_head(data):
-                    exchange.replica_garbled()
+                    asker.replica_garbled()
                 return
             try:
                 head = self.pool.read_head(data[start:end])
             except GarbageError:
-                exchange.replica_garbled()
+                asker.replica_garbled()
                 return
             if head.status >= 200:
                 break
@@ -170,9 +170,9 @@ class ReplicaConnection(asyncio.Protocol):
         self._buffer = b""
         self._body = True
         try:
-            exchange.answer_began(self, head, data, end)
+            asker.answer_began(self, head, data, end)
         except FramingError:
-            exchange.replica_garbled()
+            asker.replica_garbled()
 
 
 def _may_be_head(data: bytes) -> bool:

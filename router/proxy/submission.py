@@ -1,63 +1,231 @@
-"""A request whose prompt was read, before the fleet: refused, booked on a replica, or held.
+"""A request from when it is complete until the fleet has it: its prompt read, then refused, booked or held.
 
-One rule for requests that came in through the router's own port and for those that a gateway asks about.
+One way for requests that came in through the router's own port and for those that a gateway asks about.
 """
 
-from typing import Any
+import asyncio
+import logging
+from typing import Final
 
 from router.proxy.admission import Admission
+from router.proxy.crowded_body import CHECK_FROM_BYTES, Parser, parser_of, promises_many
 from router.proxy.entrance import entrance_refusal
 from router.proxy.prefill_request import SPLIT_PATHS, splittable
 from router.proxy.request_head import RequestHead
-from router.proxy.router_error import MODEL_NOT_FOUND, NO_REPLICA, RouterError
+from router.proxy.router_error import BODY_CROWDED, MODEL_NOT_FOUND, NO_REPLICA, RouterError
 from router.proxy.service import Service
 from router.proxy.settings import ProxySettings
+from router.proxy.tenant_request import take_in
 from router.routing.decision import NoReplica
+from router.routing.flat_request import whole_request
 from router.routing.hold_queue import Held
 from router.routing.in_flight import InFlight
-from router.routing.prompt_blocks import Prompt
+from router.routing.prompt_blocks import UNREADABLE, Prompt, read_prompt, text_prompt
+
+logger = logging.getLogger("warmroute.proxy")
+
+_WHOLE: Final[Parser] = whole_request
+_NO_PROMPT: Final = Prompt(keys=(), units=0)
 
 
-def submitted(
-    service: Service,
-    settings: ProxySettings,
-    head: RequestHead,
-    prompt: Prompt,
-    body: bytes,
-    admission: Admission | None,
-    context: Any,
-    since: float,
-    now: float,
-    within: frozenset[int] | None,
-    *,
-    moves_kv: bool,
-) -> InFlight | Held | RouterError:
-    """What becomes of it. ``since``: when the decision began; ``moves_kv``: it may be computed in two steps.
+class Submission:
+    """One request. ``submit`` ends in ``begin`` or ``refuse``, at once or later from the running loop."""
 
-    The caller sends what the fleet released meanwhile, after it has taken up what it gets here.
-    """
-    refusal = entrance_refusal(service, settings, head, prompt, body, admission, now)
-    if refusal is not None:
-        return refusal
-    fleet = service.fleet
-    try:
-        outcome = fleet.submit(
-            prompt,
-            now,
-            session=head.session,
-            policy=head.policy,
-            context=context,
-            within=within,
-            two_steps=moves_kv and head.method == b"POST" and head.path in SPLIT_PATHS and splittable(body),
-        )
-    except NoReplica as error:
-        return MODEL_NOT_FOUND if error.why == "unknown_model" else NO_REPLICA
-    service.counters.decision_s.add(service.clock() - since)
-    if admission is not None:
-        reply_tokens = int(fleet.traffic.expected_output_tokens(prompt.max_tokens))
-        admission.began(fleet.caches.prompt_tokens(prompt), reply_tokens, now)
-    if isinstance(outcome, Held):
+    __slots__ = (
+        "admission",
+        "body",
+        "error_code",
+        "head",
+        "over",
+        "prompt",
+        "request_id",
+        "salt_bytes",
+        "service",
+        "settings",
+        "started_at",
+        "waiting",
+        "within",
+    )
+
+    def __init__(
+        self, service: Service, head: RequestHead, body: bytes, request_id: bytes, admission: Admission | None
+    ) -> None:
+        self.service = service
+        self.settings: ProxySettings = service.settings
+        self.head = head
+        self.body = body
+        """Empty once nobody needs it any more."""
+        self.request_id = request_id
+        self.admission = admission
+        """Set where tenants are told apart."""
+        self.salt_bytes = 0
+        """Of the body's end: the tenant's cache salt."""
+        self.prompt: Prompt = UNREADABLE
+        self.within: frozenset[int] | None = None
+        """The replicas that alone may be chosen, if somebody says so."""
+        self.started_at = 0.0
+        """When it was complete."""
+        self.waiting: Held | None = None
+        """Set while the request waits in the router for its replica."""
+        self.error_code = ""
+        """Of the router's own error that the client got, or that broke its answer off."""
+        self.over = False
+        service.counters.in_flight += 1
+
+    # --- its prompt ------------------------------------------------------------------------------
+
+    def submit(self) -> None:
+        """It is complete: read the prompt, then ask the fleet.
+
+        A body that seems to have very many values is read in turns of the loop of its own.
+        """
+        service, body = self.service, self.body
+        now = self.started_at = service.clock()
+        service.budget.earn()
+        if len(body) >= CHECK_FROM_BYTES and promises_many(body):
+            asyncio.get_running_loop().call_soon(self._submit_crowded)
+            return
+        prompt = self._read(_WHOLE)
+        if prompt is not None:
+            self._choose(prompt, now)
+
+    def _submit_crowded(self) -> None:
+        """Each step is a turn of the loop."""
+        if self.over:
+            return
+        try:
+            parse = parser_of(self.body)
+            if parse is None:
+                self.refuse(BODY_CROWDED)
+                return
+            prompt = self._read(parse)
+            if prompt is not None:
+                asyncio.get_running_loop().call_soon(self._prompt_read, prompt)
+        except Exception:
+            logger.exception("a fault of the router's own")
+            self.failed_inside()
+
+    def _read(self, parse: Parser) -> Prompt | None:
+        """The prompt; ``None``: the request was refused, or ``_prompt_read`` gets the prompt."""
+        reader, admission, body = self.service.prompt_reader, self.admission, self.body
+        request = None
         if admission is not None:
-            admission.held(True)
-        service.hold_began()
-    return outcome
+            taken = take_in(admission.caller, self.head, body, parse)
+            if isinstance(taken, RouterError):
+                self.refuse(taken)
+                return None
+            self.body, request, self.salt_bytes = taken
+            if request is None:
+                return Prompt(keys=(), units=0)
+        elif body[:1] != b"{" and body[:64].lstrip()[:1] != b"{":
+            return UNREADABLE
+        if reader is not None:
+            reader.read(self.body, self._prompt_read, parse)
+            return None
+        if request is None:
+            if parse is _WHOLE:
+                return read_prompt(body)
+            request = parse(body)
+        return UNREADABLE if request is None else text_prompt(request)
+
+    def _prompt_read(self, prompt: Prompt) -> None:
+        """The prompt is there, at once or after a while."""
+        if not self.over:
+            self._choose(prompt, self.service.clock())
+
+    # --- before the fleet ------------------------------------------------------------------------
+
+    def _choose(self, prompt: Prompt, now: float) -> None:
+        service, admission, head, body = self.service, self.admission, self.head, self.body
+        if admission is not None:
+            admission.caller.owned(prompt)
+        self.prompt = prompt
+        refusal = entrance_refusal(service, self.settings, head, prompt, body, admission, now)
+        if refusal is not None:
+            self.refuse(refusal)
+            return
+        fleet = service.fleet
+        asks = head.method == b"POST" and head.path in SPLIT_PATHS
+        try:
+            outcome = fleet.submit(
+                prompt,
+                now,
+                session=head.session,
+                policy=head.policy,
+                context=self,
+                within=self.within,
+                two_steps=asks and self.may_split and splittable(body),
+            )
+        except NoReplica as error:
+            self.refuse(MODEL_NOT_FOUND if error.why == "unknown_model" else NO_REPLICA)
+            return
+        service.counters.decision_s.add(service.clock() - self.started_at)
+        if admission is not None:
+            reply_tokens = int(fleet.traffic.expected_output_tokens(prompt.max_tokens))
+            admission.began(fleet.caches.prompt_tokens(prompt), reply_tokens, now)
+        if isinstance(outcome, Held):
+            self.waiting = outcome
+            if admission is not None:
+                admission.held(True)
+            service.hold_began()
+            self.hold_began()
+        else:
+            self.begin(outcome, now)
+        if fleet.outbox:
+            service.send_released(now)
+
+    def hold_ended(self, flight: InFlight | None, now: float) -> None:
+        """The request waited in the router until now; without a ``flight`` no replica is left for it."""
+        self.waiting = None
+        if self.admission is not None:
+            self.admission.held(False)
+        if flight is None:
+            self.refuse(NO_REPLICA)
+        else:
+            self.begin(flight, now)
+
+    # --- its ends --------------------------------------------------------------------------------
+
+    def stop_waiting(self, now: float) -> None:
+        """Nobody wants it any more: its place in the router is free."""
+        waiting, self.waiting = self.waiting, None
+        if waiting is not None:
+            self.service.drop_waiting(waiting, now)
+
+    def count_refusal(self, error: RouterError) -> None:
+        """The client gets the router's own error."""
+        self.error_code = error.code
+        self.service.count_error(error)
+        if self.admission is not None:
+            self.admission.caller.counters.turned(error.code)
+
+    def settle(self, status: int, *, answered: bool) -> None:
+        """The request is over, exactly once. ``status``: what the client got."""
+        assert not self.over
+        self.over = True
+        service = self.service
+        if self.admission is not None:
+            self.admission.ended(status, service.clock(), answered=answered)
+        service.counters.in_flight -= 1
+
+    # --- who carries it --------------------------------------------------------------------------
+
+    @property
+    def may_split(self) -> bool:
+        """Whoever carries it can have the prompt computed on one replica and the answer on another."""
+        raise NotImplementedError
+
+    def hold_began(self) -> None:
+        """The request waits in the router."""
+
+    def begin(self, flight: InFlight, now: float) -> None:
+        """The fleet has booked the request on a replica."""
+        raise NotImplementedError
+
+    def refuse(self, error: RouterError) -> None:
+        """The client gets the router's own error."""
+        raise NotImplementedError
+
+    def failed_inside(self) -> None:
+        """A fault of the router's own was raised while it worked on this request."""
+        raise NotImplementedError

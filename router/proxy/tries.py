@@ -5,16 +5,29 @@ A replica's error answer is kept while another replica is tried: if none has a b
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from router.proxy.asker import Asker
 from router.proxy.attempt import Attempt
 from router.proxy.body_framing import FramingError
 from router.proxy.booked import Booked
+from router.proxy.prefill_request import with_transfer_params
 from router.proxy.recent import RecentDecision
 from router.proxy.replica_connection import ReplicaConnection
+from router.proxy.replica_pool import ReplicaPool
 from router.proxy.response_head import ResponseHead
-from router.proxy.router_error import CONNECT_TIMEOUT, FIRST_BYTE_TIMEOUT, RouterError
+from router.proxy.router_error import (
+    CONNECT_TIMEOUT,
+    FIRST_BYTE_TIMEOUT,
+    OUT_OF_SOCKETS,
+    REPLICA_BROKEN,
+    REPLICA_CLOSED,
+    REPLICA_GARBAGE,
+    REPLICA_UNREACHABLE,
+    RouterError,
+)
 from router.proxy.service import Service
-from router.routing.decision import Decision, NoReplica
+from router.routing.decision import Decision, NoReplica, Reason
 from router.routing.in_flight import InFlight
+from router.routing.kv_route import Step
 from router.routing.retry import RETRYABLE, Failure, failure_of_status, rest_s
 
 if TYPE_CHECKING:
@@ -31,10 +44,10 @@ class KeptAnswer(NamedTuple):
     """As much as came with the head."""
 
 
-class Tries:
-    """Owned by its exchange, which gets the answer or the error."""
+class Tries(Asker):
+    """Owned by its exchange, which gets the answer or the error. Ends with the exchange."""
 
-    __slots__ = ("_exchange", "_kept", "_service", "_tried", "attempt", "began_at", "row")
+    __slots__ = ("_exchange", "_kept", "_kv_params", "_service", "_tried", "attempt", "began_at", "row")
 
     def __init__(
         self,
@@ -43,13 +56,19 @@ class Tries:
         flight: InFlight,
         now: float,
         beside: Booked | None = None,
+        kv_params: bytes = b"",
     ) -> None:
-        """``flight``: the first one; ``begin`` sends it. ``beside``: the booking that goes with it."""
+        """``flight``: the first one; ``begin`` sends it. ``beside``: the booking that goes with it.
+
+        ``kv_params``: what a prefill replica said of where the KV lies, for the first one alone.
+        """
+        super().__init__(exchange.settings)
         self._service = service
+        self._kv_params = kv_params
         self._exchange = exchange
         self._tried: tuple[int, ...] = (flight.decision.replica,)
         self._kept: KeptAnswer | None = None
-        self.attempt = Attempt(service, exchange, flight, now, beside)
+        self.attempt = Attempt(service, self, flight, now, beside)
         """The current one, or the last."""
         self.began_at = now
         """When the first one was booked."""
@@ -73,9 +92,68 @@ class Tries:
             now, exchange.request_id, attempt.name, attempt.decision, exchange.prompt
         )
 
+    # --- what the replica does -------------------------------------------------------------------
+
+    def request(self, pool: ReplicaPool) -> tuple[bytes, bytes]:
+        """Head and body for the replica of ``pool``; with where its KV can be had, if it is to pull."""
+        exchange, decision = self._exchange, self.attempt.decision
+        body, source = exchange.body_for(pool), b""
+        if decision.route is not None and decision.route.step is Step.PULL:
+            if self._kv_params and decision.reason is Reason.HANDOFF:
+                # For one replica, once: the next one tried goes there for another reason.
+                body = with_transfer_params(body, self._kv_params)
+            else:
+                named = self._service.kv_source(decision)
+                if named is not None:
+                    source = b"%b: %b\r\n" % (named[0].encode(), named[1].encode())
+        return exchange.head_for(pool, body, source), body
+
+    def connect_failed(self, why: str, *, own: bool) -> None:
+        """The attempt could make no connection. ``own``: because this process had no socket for it."""
+        if own:
+            self._failed(Failure.NO_SOCKET, OUT_OF_SOCKETS, "no socket left")
+        else:
+            self._failed(Failure.CONNECT, REPLICA_UNREACHABLE, why)
+
+    def answer_began(
+        self, connection: ReplicaConnection, head: ResponseHead, data: bytes, start: int
+    ) -> None:
+        """An answer's head is here, and in ``data[start:]`` some of its body. Raises ``FramingError``."""
+        now = self._service.clock()
+        if head.status >= 400 and self._refused(connection, head, data, start, now):
+            return
+        self.drop_kept()
+        self._exchange.pass_on(connection, head, data, start, now)
+
+    def answer_continued(self, data: bytes) -> None:
+        """More of the answer's body. Raises ``FramingError``."""
+        relay = self._exchange.relay
+        if relay is not None:
+            relay.continued(data)
+
+    def replica_lost(self, connection: ReplicaConnection, *, clean: bool, answered: bool) -> None:
+        """The connection to the replica is gone. ``answered``: some bytes of an answer had come."""
+        relay = self._exchange.relay
+        if self._exchange.over or connection is not self.attempt.connection:
+            return  # a kept one: what is missing shows when it is wanted
+        if relay is not None:
+            relay.lost(clean=clean)
+        elif connection.reused and not answered:
+            self.attempt.send_again()  # it never saw the request
+        else:
+            self._failed(Failure.CLOSED, REPLICA_CLOSED, "closed" if clean else "reset")
+
+    def replica_garbled(self) -> None:
+        """What the replica sent is not HTTP."""
+        relay = self._exchange.relay
+        if relay is not None:
+            relay.broken(REPLICA_BROKEN, "bad framing")
+        elif not self._exchange.over:
+            self._failed(Failure.GARBAGE, REPLICA_GARBAGE, "not HTTP")
+
     # --- one after the other ---------------------------------------------------------------------
 
-    def failed(self, failure: Failure, error: RouterError, why: str) -> None:
+    def _failed(self, failure: Failure, error: RouterError, why: str) -> None:
         """The attempt ended without an answer: try another replica, or tell the client."""
         attempt, exchange = self.attempt, self._exchange
         now = self._service.clock()
@@ -98,18 +176,18 @@ class Tries:
 
     def overdue(self, now: float) -> bool:
         """Look at the limits of an attempt that has no answer yet. True if one was passed."""
-        attempt, settings = self.attempt, self._exchange.settings
+        attempt, settings = self.attempt, self.settings
         waited_s = now - attempt.sent_at
         if attempt.waits_for_answer:
             if attempt.unreachable and self._leave(attempt, now):
                 return False
             limit_s = settings.first_byte_s
             if waited_s > limit_s:
-                self.failed(Failure.FIRST_BYTE_TIMEOUT, FIRST_BYTE_TIMEOUT.at(limit_s), "time-out")
+                self._failed(Failure.FIRST_BYTE_TIMEOUT, FIRST_BYTE_TIMEOUT.at(limit_s), "time-out")
                 return True
             attempt.still_waits(now)
         elif waited_s > settings.connect_s:
-            self.failed(Failure.CONNECT, CONNECT_TIMEOUT.at(settings.connect_s), "time-out")
+            self._failed(Failure.CONNECT, CONNECT_TIMEOUT.at(settings.connect_s), "time-out")
             return True
         return False
 
@@ -133,7 +211,7 @@ class Tries:
     def _another(self, failure: Failure, now: float) -> Decision | None:
         """Where the request may be tried after ``failure``, if anywhere; the budget is charged for it."""
         service, exchange, tried = self._service, self._exchange, self._tried
-        if failure not in RETRYABLE or len(tried) >= exchange.settings.attempts:
+        if failure not in RETRYABLE or len(tried) >= self.settings.attempts:
             return None
         try:
             head = exchange.head
@@ -150,14 +228,14 @@ class Tries:
         flight = service.fleet.sent(self._exchange.prompt, decision, now)
         self._tried = (*self._tried, decision.replica)
         self.row.retried = True
-        self.attempt = Attempt(service, self._exchange, flight, now)
+        self.attempt = Attempt(service, self, flight, now)
         self.row = self._decided(now)
         self.begin(now)
         service.send_released(now)
 
     # --- error answers ---------------------------------------------------------------------------
 
-    def refused(
+    def _refused(
         self, connection: ReplicaConnection, head: ResponseHead, data: bytes, start: int, now: float
     ) -> bool:
         """An error answer began: settle the attempt.
@@ -185,9 +263,9 @@ class Tries:
         try:
             exchange.pass_on(connection, kept.head, kept.body + connection.let_go(), 0, now)
         except FramingError:
-            exchange.replica_garbled()
+            self.replica_garbled()
         if not exchange.over and not connection.usable:
-            exchange.replica_lost(connection, clean=connection.ended_cleanly, answered=True)
+            self.replica_lost(connection, clean=connection.ended_cleanly, answered=True)
 
     def drop_kept(self) -> None:
         """There is a better answer, or nobody to have one."""

@@ -23,7 +23,7 @@ from router.proxy.counters import Counters
 from router.proxy.fleet_config import make_fleet
 from router.proxy.request_head import STEERING_HEADERS
 from router.proxy.service import Service
-from tests.fakes.proxy_rig import CHAT, CHAT_STREAM
+from tests.fakes.proxy_rig import CHAT, CHAT_STREAM, until
 
 DESTINATION = "x-gateway-destination-endpoint"
 ENDPOINTS = ["10.0.0.1:8000", "10.0.0.2:8000", "[2001:db8::3]:8000"]
@@ -376,6 +376,23 @@ def test_while_all_are_busy_it_waits() -> None:
         assert picked(reply) == [ENDPOINTS[0]]
         talk.pick.gone()
         assert talk.at_rest()
+
+    asyncio.run(main())
+
+
+def test_a_body_of_countless_values_is_read_in_turns_of_the_loop() -> None:
+    async def main() -> None:
+        for values, response in ((70_000, "request_body"), (400_000, "immediate_response")):
+            talk = Talk()
+            talk.head(BUFFERED)
+            body = b'{"model": "m", "messages": [%b0]}' % (b"{}," * values)
+            pick = talk.pick
+            assert talk.body(body)[1:] == [] and pick.undecided
+            await until(lambda pick=pick: not pick.undecided)
+            (reply,) = [ProcessingResponse.FromString(one) for one in talk.pick.out]
+            assert reply.WhichOneof("response") == response
+            talk.pick.gone()
+            assert talk.at_rest()
 
     asyncio.run(main())
 

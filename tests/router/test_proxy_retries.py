@@ -1,10 +1,14 @@
 """Failures before the first byte: tried elsewhere, within a budget; what replicas say is never disguised."""
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
 
+from router.proxy.attempt import Attempt
+from router.proxy.exchange import Exchange
+from router.proxy.tries import Tries
 from router.routing.health import HealthState
 from tests.fakes.fake_replica import (
     Close,
@@ -261,6 +265,23 @@ def test_fifty_waiting_requests_on_reused_connections_survive_it_too() -> None:
             assert (await client.answer()).status == 200
 
     with_rig(scenario, replicas=3)
+
+
+@pytest.mark.parametrize("first", [Send(sized(completion())), Send(sized(ERROR, 503)), Reset()])
+def test_a_request_that_is_over_is_no_work_for_the_garbage_collector(first: Send | Reset) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.replicas[0].default = [first]
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(4):
+                assert (await rig.ask(CHAT)).status == 200
+            kept = [one for one in gc.get_objects() if isinstance(one, Exchange | Tries | Attempt)]
+        finally:
+            gc.enable()
+        assert not kept
+
+    with_rig(scenario, replicas=2)
 
 
 def test_the_budget_ends_retries_in_a_brown_out() -> None:
