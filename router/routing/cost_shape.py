@@ -150,14 +150,13 @@ class CostShape:
         return self._parts
 
     def level(self, factor: float, parts: Parts, others: "CostShape") -> float:
-        """What the first part is to be multiplied with if the usual whole is ``factor`` times the prior."""
-        weight = self._weight + MEAN_OF_OTHERS
-        usual_second = others._second / others._weight if others._weight else 0.0
-        usual_third = others._third / others._weight if others._weight else 0.0
-        return factor / parts.times(
-            (self._second + MEAN_OF_OTHERS * usual_second) / weight,
-            (self._third + MEAN_OF_OTHERS * usual_third) / weight,
-        )
+        """What the first part is to be multiplied with if the usual whole is ``factor`` times the prior.
+
+        Of costs of two parts, as a decode step's are.
+        """
+        usual = others._second / others._weight if others._weight else 0.0
+        second = (self._second + MEAN_OF_OTHERS * usual) / (self._weight + MEAN_OF_OTHERS)
+        return factor / parts.times(second, 0.0)
 
     def _usual_times(self) -> float:
         return self._parts.times(self._second / self._weight, self._third / self._weight)
