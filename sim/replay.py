@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import aiohttp
 import orjson
@@ -184,21 +185,8 @@ class _Sender:
                 self._in_flight += 1
 
     def _body(self, position: int) -> bytes:
-        settings, request = self._settings, self._plan[position].request
-        output_tokens = request.output_tokens
-        if settings.max_output_tokens is not None:
-            output_tokens = min(output_tokens, settings.max_output_tokens)
-        body: dict[str, object] = {
-            "model": settings.model,
-            "messages": self._messages(position),
-            "max_tokens": output_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        if settings.ignore_eos:
-            body["ignore_eos"] = True
-        return orjson.dumps(body)
+        request = self._plan[position].request
+        return orjson.dumps(request_body(self._settings, request, self._messages(position)))
 
     def _messages(self, position: int) -> list[Message]:
         request = self._plan[position].request
@@ -259,6 +247,26 @@ class _Sender:
             ),
             self._trace.block_tokens,
         )
+
+
+def request_body(
+    settings: ReplaySettings, request: TraceRequest, messages: Sequence[Message]
+) -> dict[str, Any]:
+    """What is sent to ask for ``request``, whose prompt is ``messages``."""
+    output_tokens = request.output_tokens
+    if settings.max_output_tokens is not None:
+        output_tokens = min(output_tokens, settings.max_output_tokens)
+    body: dict[str, Any] = {
+        "model": settings.model,
+        "messages": list(messages),
+        "max_tokens": output_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if settings.ignore_eos:
+        body["ignore_eos"] = True
+    return body
 
 
 def made_up_messages(words: PromptText, request: TraceRequest, position: int) -> list[Message]:

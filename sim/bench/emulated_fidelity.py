@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from sim.bench.as_sent import bodies_of, reader
 from sim.bench.routers import ours
-from sim.bench.routing import RoutingPlan, scaled, through
+from sim.bench.routing import RoutingPlan, replay_settings, scaled, through
 from sim.results import Result
 from sim.simulate import simulate
 from sim.simulation_settings import SimulationSettings
@@ -33,7 +34,10 @@ async def emulated_fidelity(
         with TemporaryDirectory(prefix="warmroute-bench-") as folder:
             router = ours(scaled(plan.slo, plan.speed), policy)
             live.append([await through(router, trace, plan, Path(folder), progress)])
-    settings = SimulationSettings(slo=plan.slo, warmup_share=plan.warmup_share)
+    bodies = bodies_of(trace, replay_settings(plan, [""], "simulated"))
+    settings = SimulationSettings(
+        slo=plan.slo, warmup_share=plan.warmup_share, read_prompt=reader(trace, bodies)
+    )
     seeds = [
         simulate(
             trace,

@@ -21,7 +21,7 @@ import aiohttp
 from replica.config import ReplicaConfig
 from replica.contract.cost_fit import fit_decode, fit_prefill
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
-from router.routing.prompt_blocks import text_prompt
+from sim.bench.as_sent import Body, bodies_of, reader
 from sim.bench.exact_trace import exact_trace, tokens_of
 from sim.bench.replica_model import ReplicaModel, replica_model, tuned
 from sim.calibrate.measure import Measurements, MeasureSettings, measure
@@ -30,7 +30,7 @@ from sim.demo.local_fleet import LocalReplica, ReplicaPlan, forget_prefixes, sta
 from sim.demo.processes import ChildProcesses
 from sim.first_model import first_model
 from sim.outcome import Outcome
-from sim.replay import Replay, ReplaySettings, made_up_messages, replay
+from sim.replay import Replay, ReplaySettings, replay
 from sim.results import Result
 from sim.simulate import run_once, simulate
 from sim.simulated_replica import ReplicaSettings
@@ -38,7 +38,6 @@ from sim.simulation_settings import SimulationSettings
 from sim.workload.arrivals import plan_arrivals
 from sim.workload.hot_prefix import HotPrefix, hot_prefix_trace
 from sim.workload.prompt_text import PromptText
-from sim.workload.text_sessions import Message
 from sim.workload.trace import Trace
 
 PROBE_EVERY_S = 1.0
@@ -131,9 +130,10 @@ class Sent:
     """Requests with the words and the tokens that they had."""
 
     made_up: Trace
-    salt: str
+    settings: ReplaySettings
+    """Of whoever sends them, but where to and how fast."""
+    bodies: tuple[Body, ...]
     exact: Trace
-    prompts: tuple[list[Message], ...]
 
 
 async def http_fidelity(
@@ -157,14 +157,18 @@ async def http_fidelity(
 
         async def requests(count: int, seed: int, salt: str) -> Sent:
             trace = plan.trace(count, seed)
-            words = PromptText(trace.block_tokens, salt=salt, characters_per_token=characters)
-            prompts = tuple(
-                made_up_messages(words, arrival.request, position)
-                for position, arrival in enumerate(plan_arrivals(trace, seed=plan.seed))
+            settings = ReplaySettings(
+                url="",
+                model=served,
+                salt=salt,
+                seed=plan.seed,
+                characters_per_token=characters,
+                ignore_eos=True,
+                warmup_share=plan.warmup_share,
             )
-            return Sent(
-                trace, salt, exact_trace(trace, await tokens_of(url, prompts), _block_tokens()), prompts
-            )
+            bodies = bodies_of(trace, settings)
+            tokens = await tokens_of(url, [body["messages"] for body in bodies])
+            return Sent(trace, settings, bodies, exact_trace(trace, tokens, _block_tokens()))
 
         compared = [
             await requests(plan.requests, plan.seed + number, f"{SALT} {number}")
@@ -182,17 +186,7 @@ async def http_fidelity(
                 progress(job, done, total)
                 progress(whole, sent_before + done, plan.all_requests)
 
-            settings = ReplaySettings(
-                url="",
-                model=served,
-                salt=sent.salt,
-                speed=rate,
-                seed=plan.seed,
-                characters_per_token=characters,
-                ignore_eos=True,
-                warmup_share=plan.warmup_share,
-                label=label,
-            )
+            settings = replace(sent.settings, speed=rate, label=label)
             run = await _live(sent.made_up, policy, settings, replicas, children, folder, replayed)
             sent_before += len(run.outcomes)
             return run
@@ -223,7 +217,7 @@ async def http_fidelity(
     model = tuned(replica_model([run for _, run in measured], decode), measured, outcomes_of)
     simulated = tuple(
         tuple(
-            _simulated(plan, policy, sent, model.at_pace(pace), rate, served, progress)
+            _simulated(plan, policy, sent, model.at_pace(pace), rate, progress)
             for sent, pace in zip(compared, _paces_of(model, at, len(plan.policies)), strict=True)
         )
         for at, policy in enumerate(plan.policies)
@@ -243,23 +237,16 @@ def _simulated(
     sent: Sent,
     model: ReplicaModel,
     rate: float,
-    served: str,
     progress: Callable[[str, int, int], None],
 ) -> tuple[Result, ...]:
     """One round of one policy, with several seeds."""
-    bodies = {
-        id(request): {"model": served, "messages": list(said)}
-        for request, said in zip(sent.exact.requests, sent.prompts, strict=True)
-    }
     made: list[Result] = []
     for seed in range(plan.seed, plan.seed + SIMULATED_SEEDS):
-        settings = replace(
-            _settings(plan, model, seed), read_prompt=lambda request: text_prompt(bodies[id(request)])
-        )
+        settings = replace(_settings(plan, model, seed), read_prompt=reader(sent.exact, sent.bodies))
         made += simulate(
             sent.exact, [policy], replicas=plan.replicas, rate=rate, seed=seed, settings=settings
         )
-        progress(f"simulated {policy}, {sent.salt}", len(made), SIMULATED_SEEDS)
+        progress(f"simulated {policy}, {sent.settings.salt}", len(made), SIMULATED_SEEDS)
     return tuple(made)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import sqrt
-from statistics import fmean, pvariance
+from statistics import fmean, variance
 
 from rich import box
 from rich.table import Table
@@ -46,11 +46,11 @@ class Figure:
 
         >>> seeds = (0.49, 0.51)
         >>> [round(Figure((0.5,) * rounds, (seeds,) * rounds).chance, 4) for rounds in (1, 2)]
-        [0.0122, 0.0087]
+        [0.0173, 0.0122]
         """
-        variance = fmean(pvariance(seeds) for seeds in self.simulated)
+        of_one = fmean(variance(seeds) if len(seeds) > 1 else 0.0 for seeds in self.simulated)
         draws = sum(map(len, self.simulated))
-        return sqrt(variance * (1.0 / len(self.live) + 1.0 / draws))
+        return sqrt(of_one * (1.0 / len(self.live) + 1.0 / draws))
 
     @property
     def off(self) -> float:

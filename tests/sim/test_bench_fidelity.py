@@ -1,16 +1,26 @@
 """``warmroute bench fidelity``: the simulator beside our router over HTTP."""
 
+import asyncio
 import json
 from dataclasses import replace
 
 import pytest
 
 import warmroute
+from sim.bench.as_sent import bodies_of, reader
 from sim.bench.exact_trace import exact_trace
 from sim.bench.http_fidelity import usual_plan
 from sim.bench.side_by_side import Figure, Pair, meaning_of_marks, reversed_pairs, verdict_on_order
+from sim.contender import contender
+from sim.replay import ReplaySettings, replay
 from sim.results import Result, Slo, Spread, summarize
+from sim.simulate import run_once
+from sim.simulated_replica import ReplicaSettings
+from sim.simulation_settings import SimulationSettings
+from sim.workload.arrivals import plan_arrivals
 from sim.workload.trace import Trace, TraceRequest
+from tests.sim.fake_openai import FakeOpenAI
+from tests.sim.traces import timed
 
 
 def pair(policy: str, live_ms: float, simulated_ms: float) -> Pair:
@@ -68,7 +78,7 @@ def test_orders_that_differ_by_little_are_not_held_against_anyone() -> None:
     far = [pair("a", 100.0, 120.0), pair("b", 150.0, 110.0)]
     assert reversed_pairs(far) == [("a", "b")] and "NOT the same: a and b" in verdict_on_order(far)
     assert near[0].ttft.off == pytest.approx(0.2) and near[0].cached.mean == near[0].cached.live_mean == 0.5
-    assert near[0].ttft.chance == pytest.approx(0.010 * 1.5**0.5) and near[0].cached.chance == 0.0
+    assert near[0].ttft.chance == pytest.approx(0.010 * 3.0**0.5) and near[0].cached.chance == 0.0
 
 
 def test_marks_tell_a_promise_kept_from_one_that_chance_may_have_broken() -> None:
@@ -90,9 +100,49 @@ def test_who_sends_too_few_requests_is_told() -> None:
 def test_a_trace_in_its_own_tokens() -> None:
     asked = [TraceRequest(64, 3, (1,), timestamp_ms=0.0), TraceRequest(64, 3, (1,), timestamp_ms=5.0)]
     made = exact_trace(Trace("t", 64, tuple(asked)), [[1, 2, 3, 4, 5], [1, 2, 9, 4]], 2)
-    assert [one.block_ids for one in made.requests] == [(0, 1), (0, 2)]
+    first, second = (one.block_ids for one in made.requests)
+    assert first[0] == second[0] and len({*first, *second}) == 3
     assert [one.prompt_tokens for one in made.requests] == [5, 4]
     assert made.block_tokens == 2 and made.requests[1].timestamp_ms == 5.0
+
+
+def test_replies_take_room_in_a_simulated_cache_as_they_do_in_a_real_one() -> None:
+    """Two blocks of prompt and one that the reply fills: two other prompts drive out the first."""
+    prompts = [[1, 2, 3, 4, 9], [5, 6, 7, 8, 9], [3, 3, 3, 3, 9], [1, 2, 3, 4, 5]]
+    asked = tuple(TraceRequest(64, 3, (1,), timestamp_ms=1e3 * second) for second in range(4))
+    made = exact_trace(Trace("t", 64, asked), prompts, 2)
+    # Its last token is not computed.
+    assert [len(one.output_block_ids) for one in made.requests] == [1, 1, 1, 1]
+    names = {name for one in made.requests for name in one.block_ids + one.output_block_ids}
+    assert len(names) == 10
+    nameless = replace(made, requests=tuple(replace(one, output_block_ids=()) for one in made.requests))
+    settings = SimulationSettings(replica=ReplicaSettings(capacity_tokens=14))
+    cached = [
+        run_once(trace, plan_arrivals(trace), contender("round_robin"), 1, 1, settings)[-1].cached_tokens
+        for trace in (made, nameless)
+    ]
+    assert cached == [0, 2]
+
+
+def test_a_simulated_router_reads_what_a_real_one_gets() -> None:
+    """Streamed, with the length wanted, and the same words."""
+    trace = timed([(1.0 * k, 700, 5 + k, (k % 3,)) for k in range(6)])
+    server = FakeOpenAI()
+
+    async def sent() -> ReplaySettings:
+        async with server.running() as url:
+            settings = ReplaySettings(url=url, model="fake-model", salt="s", ignore_eos=True)
+            await asyncio.wait_for(replay(trace, settings), 60)
+            return settings
+
+    bodies = bodies_of(trace, asyncio.run(sent()))
+    received = sorted(server.received, key=lambda body: body["max_tokens"])
+    assert list(bodies) == received
+    read = reader(trace, bodies)
+    prompts = [read(request) for request in trace.requests]
+    assert all(prompt.stream for prompt in prompts)
+    assert [prompt.max_tokens for prompt in prompts] == [5, 6, 7, 8, 9, 10]
+    assert prompts[0].keys[:2] == prompts[3].keys[:2] != prompts[1].keys[:2]
 
 
 def test_models_that_take_a_second_a_prompt_get_fewer_and_shorter_ones() -> None:
