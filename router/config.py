@@ -3,24 +3,20 @@
 A setting is written once, here; the code below receives plain values. Unknown keys are errors.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from replica.contract.key_hints import NO_MAPPING, keys_expected, spelling_hint
-from replica.contract.yaml_file import YamlError, line_of, read_yaml
+from replica.contract.yaml_file import YamlError, read_yaml
+from router.config_errors import ConfigError, describe
 from router.config_values import (
-    SECRET_KEYS,
     Address,
     HostName,
     PathPattern,
     Secret,
     Secrets,
     Section,
-    masked_url,
 )
 from router.cors_config import CorsConfig
 from router.cost_config import CostConfig
@@ -29,11 +25,6 @@ from router.replica_config import ReplicaConfig
 from router.state_config import StateConfig
 from router.tenants_config import TenantsConfig
 from router.tracing_config import TracingConfig
-
-
-class ConfigError(Exception):
-    """The config is wrong: what, where, what was expected, what to do."""
-
 
 PolicyKind = Literal[
     "predicted_finish",
@@ -336,55 +327,7 @@ def parse_config(data: Any, where: str, text: str | None = None) -> RouterConfig
     try:
         return RouterConfig.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(describe(error, where, text)) from None
-
-
-@contextmanager
-def named_in_errors(file: str | None) -> Iterator[None]:
-    """Every ``ConfigError`` from inside begins with the name of the config ``file``, if there is one."""
-    try:
-        yield
-    except ConfigError as error:
-        if file is None:
-            raise
-        raise ConfigError(f"{file}: {error}") from None
-
-
-def describe(
-    error: ValidationError, where: str, text: str | None = None, root: type[Section] = RouterConfig
-) -> str:
-    """One line per wrong key: where, what was given, what was expected. ``root``: what was read."""
-    lines = []
-    file = where
-    errors = error.errors()
-    within = {one["loc"][:-1] for one in errors}
-    for one in errors:
-        line = None if text is None else line_of(text, one["loc"])
-        where = file if line is None else f"{file}: line {line}"
-        if one["type"] == "too_short":
-            if any(loc[: len(one["loc"])] == one["loc"] for loc in within):
-                continue  # what is in the list was refused: that is said already
-            lines.append(f"{where}: {'.'.join(map(str, one['loc']))}: empty; expected at least 1 entry")
-            continue
-        key = ".".join(str(part) for part in one["loc"]) or "(file)"
-        if one["type"] == "extra_forbidden":
-            lines.append(f"{where}: {key}: unknown key, {spelling_hint(root, one['loc'])}")
-            continue
-        secret = not SECRET_KEYS.isdisjoint(one["loc"])
-        message = one["msg"].removeprefix("Value error, ")
-        if one["type"] in NO_MAPPING:
-            given = one["input"]
-            shown = None if secret else masked_url(given) if isinstance(given, str) else given
-            message = keys_expected(root, one["loc"], shown)
-        got = "" if one["type"] == "missing" or secret else _shown(one["input"])
-        lines.append(f"{where}: {key}: {message}{'' if got[2:-1] in message else got}")
-    return "\n".join(lines)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, str):
-        value = masked_url(value)
-    return f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
+        raise ConfigError(describe(error, where, text, RouterConfig)) from None
 
 
 def load_config(path: str | Path) -> RouterConfig:

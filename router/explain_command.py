@@ -9,7 +9,8 @@ from typing import Any
 import orjson
 
 from router.admin_client import ask_admin
-from router.config import ConfigError, load_config
+from router.config import load_config
+from router.config_errors import ConfigError
 from router.proxy.explanation import NO_PROMPT, explanation, lines
 from router.routing.decision import NoReplica
 from router.routing.prompt_blocks import read_prompt

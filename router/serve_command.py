@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from router.config import ConfigError, RouterConfig, load_config, named_in_errors, parse_config
+from router.config import RouterConfig, load_config, parse_config
+from router.config_errors import ConfigError, named_in_errors
 from router.cost_config import COST_FIGURES
 
 if TYPE_CHECKING:

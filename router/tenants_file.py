@@ -5,7 +5,8 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from replica.contract.yaml_file import YamlError, read_yaml
-from router.config import ConfigError, RouterConfig, describe
+from router.config import RouterConfig
+from router.config_errors import ConfigError, describe
 from router.tenants_config import TenantConfig, problem_among
 
 _LIST = TypeAdapter(tuple[TenantConfig, ...])

@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 import warmroute
-from router.config import ConfigError, PolicyKind, parse_config
+from router.config import PolicyKind, parse_config
+from router.config_errors import ConfigError
 from router.routing.policies.least_loaded import LeastLoaded
 from router.routing.policies.power_of_two import PowerOfTwo
 from router.routing.policies.prefix_affinity import PrefixAffinity

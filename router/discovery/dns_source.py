@@ -4,7 +4,7 @@ import asyncio
 import importlib.util
 from collections.abc import Awaitable, Callable
 
-from router.config import ConfigError
+from router.config_errors import ConfigError
 from router.discovery.resolver import addresses, service_targets
 from router.discovery.source import Found, SourceStatus
 from router.discovery_config import DnsDiscovery

@@ -5,7 +5,7 @@ import asyncio
 from pydantic import TypeAdapter, ValidationError
 
 from replica.contract.yaml_file import YamlError, read_yaml
-from router.config import ConfigError, describe
+from router.config_errors import ConfigError, describe
 from router.discovery.source import Found, SourceStatus
 from router.discovery_config import FileDiscovery
 from router.replica_config import ReplicaConfig

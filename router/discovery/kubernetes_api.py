@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from router.config import ConfigError
+from router.config_errors import ConfigError
 from router.discovery_config import KubernetesDiscovery
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")

@@ -12,7 +12,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from router.config import ConfigError, RouterConfig
+from router.config import RouterConfig
+from router.config_errors import ConfigError
 from router.endpoint_picker.endpoints import Endpoints, endpoint_of
 from router.endpoint_picker.ext_proc_pb2 import ProcessingRequest
 from router.endpoint_picker.messages import SERVICE

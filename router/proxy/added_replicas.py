@@ -14,7 +14,8 @@ import orjson
 from aiohttp import web
 from pydantic import ValidationError
 
-from router.config import ConfigError, RouterConfig, describe
+from router.config import RouterConfig
+from router.config_errors import ConfigError, describe
 from router.discovery.resolver import addresses
 from router.proxy.allowed_hosts import NotAllowed, require_allowed
 from router.replica_config import ReplicaConfig
@@ -141,4 +142,4 @@ def _read(body: bytes) -> ReplicaConfig:
     try:
         return ReplicaConfig.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(describe(error, "body", root=ReplicaConfig)) from None
+        raise ConfigError(describe(error, "body", None, ReplicaConfig)) from None

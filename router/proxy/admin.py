@@ -10,7 +10,8 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from router.config import ConfigError, RouterConfig
+from router.config import RouterConfig
+from router.config_errors import ConfigError
 from router.discovery.discovery import SourceReport
 from router.proxy.added_replicas import AddedReplicas
 from router.proxy.admin_guard import foreign_page

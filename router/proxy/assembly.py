@@ -12,7 +12,8 @@ from contextlib import suppress
 import uvloop
 
 from router.compiled import is_compiled
-from router.config import ConfigError, RouterConfig, named_in_errors
+from router.config import RouterConfig
+from router.config_errors import ConfigError, named_in_errors
 from router.discovery.discovery import Discovery, Running
 from router.discovery.union import united
 from router.log_lines import start_log, use_log_config

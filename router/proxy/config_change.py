@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from router.config import ConfigError, RouterConfig
+from router.config import RouterConfig
+from router.config_errors import ConfigError
 from router.replica_config import ReplicaConfig
 
 FIXED = ("listen", "admin", "models", "state", "tracing", "seed")

@@ -10,7 +10,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from router.config import ConfigError, ModelConfig
+from router.config import ModelConfig
+from router.config_errors import ConfigError
 from router.proxy.chat_renderer import ChatRenderer
 from router.proxy.chat_request import Chat, Dialect, NotExact, PlainText, TokenIds, prompt_of
 

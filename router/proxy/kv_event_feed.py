@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from router.config import ConfigError, RouterConfig
+from router.config import RouterConfig
+from router.config_errors import ConfigError
 from router.ended_tasks import end_tasks
 from router.proxy.counters import Counters, KvEventCounters
 from router.replica_config import KvEventsConfig

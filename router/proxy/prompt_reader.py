@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from router.config import ConfigError, RouterConfig
+from router.config import RouterConfig
+from router.config_errors import ConfigError
 from router.proxy.chat_request import NotExact
 from router.proxy.counters import Counters
 from router.proxy.crowded_body import Parser

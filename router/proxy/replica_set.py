@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Iterable, Mapping
 
-from router.config import ConfigError, RouterConfig
+from router.config import RouterConfig
+from router.config_errors import ConfigError
 from router.proxy.config_change import ReplicaChanges
 from router.proxy.fleet_config import replica_spec
 from router.proxy.kv_event_feed import KvEventFeed

@@ -16,7 +16,8 @@ from typing import IO, Any
 
 import orjson
 
-from router.config import ConfigError, RequestLogConfig
+from router.config import RequestLogConfig
+from router.config_errors import ConfigError
 from router.proxy.counters import Counters
 from router.proxy.request_head import RequestHead
 from router.routing.in_flight import Usage

@@ -5,7 +5,8 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from router.config import ConfigError, RouterConfig
+from router.config import RouterConfig
+from router.config_errors import ConfigError
 from router.proxy.counters import Counters
 from router.tenants_config import TenantConfig
 from router.tenants_file import united_tenants

@@ -2,7 +2,8 @@
 
 import ssl
 
-from router.config import ConfigError, TlsConfig
+from router.config import TlsConfig
+from router.config_errors import ConfigError
 from router.replica_config import ReplicaTlsConfig
 
 

@@ -5,7 +5,8 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from router.config import ConfigError, RouterConfig
+from router.config import RouterConfig
+from router.config_errors import ConfigError
 from router.proxy.counters import Counters
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 
-from router.config import ConfigError, ModelConfig
+from router.config import ModelConfig
+from router.config_errors import ConfigError
 from sim.diagnose.request_log import LoggedRequest
 from sim.workload.trace import TraceError
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from router.config import ConfigError, parse_config
+from router.config import parse_config
+from router.config_errors import ConfigError
 from router.discovery_config import AdminReplicasConfig
 from router.proxy.allowed_hosts import NotAllowed, require_allowed
 from tests.discovery.changing_fleet import names, run, traffic, until_there_are

@@ -6,7 +6,7 @@ import logging
 import dns.rcode
 import pytest
 
-from router.config import ConfigError
+from router.config_errors import ConfigError
 from router.discovery import dns_source
 from router.discovery.dns_source import DnsSource
 from router.discovery.resolver import addresses

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.config import ConfigError
+from router.config_errors import ConfigError
 from router.discovery.file_source import FileSource, read_replicas
 from router.discovery_config import FileDiscovery
 from tests.discovery.changing_fleet import names, run, traffic, until_there_are

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.config import ConfigError
+from router.config_errors import ConfigError
 from router.discovery import kubernetes_api
 from router.discovery.discovery import make_source
 from router.discovery.endpoints import PortUnknown, ready_pod

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from router.config import ConfigError, parse_config
+from router.config import parse_config
+from router.config_errors import ConfigError
 from router.proxy.assembly import Router
 from tests.discovery.changing_fleet import names, run, until_there_are
 from tests.fakes.fake_replica import FakeReplica

@@ -10,7 +10,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from router.config import ConfigError, parse_config
+from router.config import parse_config
+from router.config_errors import ConfigError
 from router.endpoint_picker.endpoint_picker import EndpointPicker
 from router.endpoint_picker.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from router.endpoint_picker.messages import SERVICE

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replica.contract.load_report import LoadReport
-from router.config import ConfigError, parse_config
+from router.config import parse_config
+from router.config_errors import ConfigError
 from router.engines import ENGINES
 from router.engines.metrics_page import MetricsPage
 from router.proxy.engine_reader import EngineReader

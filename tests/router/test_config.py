@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from router.config import ConfigError, RouterConfig, TlsConfig, load_config, parse_config
+from router.config import RouterConfig, TlsConfig, load_config, parse_config
+from router.config_errors import ConfigError
 from router.config_values import Section
 from router.discovery_config import AdminReplicasConfig, DnsDiscovery, FileDiscovery, KubernetesDiscovery
 from router.proxy.fleet_config import make_fleet

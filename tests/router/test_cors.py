@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from router.config import ConfigError, parse_config
+from router.config import parse_config
+from router.config_errors import ConfigError
 from tests.fakes.chromium import chromium, needs_chromium
 from tests.fakes.fake_replica import Send, completion, sized
 from tests.fakes.proxy_rig import CHAT, CHAT_STREAM, Rig, with_rig

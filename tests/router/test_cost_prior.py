@@ -5,7 +5,8 @@ import pytest
 from replica.contract.load_report import LoadReport
 from replica.contract.roofline.first_cost import BATCHES, CONTEXT_TOKENS, first_cost
 from replica.contract.roofline.roofline import PlainChunk, PlainStep, RooflineStepTime
-from router.config import ConfigError, parse_config
+from router.config import parse_config
+from router.config_errors import ConfigError
 from router.engines.metrics_page import MetricsPage
 from router.engines.vllm import load
 from router.proxy.explanation import explanation, lines

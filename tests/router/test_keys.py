@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from router.admin_client import KEY_VARIABLE, ask_admin
-from router.config import ConfigError, RouterConfig, parse_config
+from router.config import RouterConfig, parse_config
+from router.config_errors import ConfigError
 from tests.fakes.fake_replica import Hang, Send, head
 from tests.fakes.proxy_rig import CHAT, Rig, until, with_rig
 from tests.fakes.raw_client import RawAnswer

@@ -13,7 +13,8 @@ import uvloop
 
 from replica.contract.kv_events import CacheCleared
 from replica.contract.kv_events_wire import Form
-from router.config import ConfigError, parse_config
+from router.config import parse_config
+from router.config_errors import ConfigError
 from router.proxy.counters import Counters
 from router.proxy.kv_event_feed import KvEventFeed
 from router.routing.block_naming import BlockNaming

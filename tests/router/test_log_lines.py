@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.config import ConfigError, LogConfig, parse_config
+from router.config import LogConfig, parse_config
+from router.config_errors import ConfigError
 from router.log_lines import HANDLER, start_log, use_log_config
 
 log = logging.getLogger("warmroute.test")

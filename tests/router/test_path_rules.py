@@ -2,7 +2,8 @@
 
 import pytest
 
-from router.config import ConfigError, parse_config
+from router.config import parse_config
+from router.config_errors import ConfigError
 from router.proxy.path_rules import PathRules
 from tests.fakes.proxy_rig import CHAT, Rig, with_rig
 from tests.fakes.router_rig import RouterRig, with_router

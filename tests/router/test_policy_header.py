@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from router.config import ConfigError, parse_config
+from router.config import parse_config
+from router.config_errors import ConfigError
 from tests.fakes.fake_replica import Hang, Send, sized
 from tests.fakes.proxy_rig import CHAT, until
 from tests.fakes.router_rig import RouterRig, with_router

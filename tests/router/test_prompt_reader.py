@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from router.config import ConfigError, ModelConfig, parse_config
+from router.config import ModelConfig, parse_config
+from router.config_errors import ConfigError
 from router.proxy import prompt_reader
 from router.proxy.counters import Counters
 from router.proxy.exact_model import ExactModel, load_exact_model

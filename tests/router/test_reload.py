@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from router.config import ConfigError, parse_config
+from router.config import parse_config
+from router.config_errors import ConfigError
 from router.proxy.assembly import Router
 from tests.fakes.fake_publisher import FakePublisher
 from tests.fakes.fake_replica import (

@@ -9,7 +9,8 @@ from typing import Any
 import orjson
 import pytest
 
-from router.config import ConfigError, RequestLogConfig, parse_config
+from router.config import RequestLogConfig, parse_config
+from router.config_errors import ConfigError
 from router.proxy.assembly import Router
 from router.proxy.counters import Counters
 from router.proxy.request_head import RequestHead

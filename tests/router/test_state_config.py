@@ -2,7 +2,8 @@
 
 import pytest
 
-from router.config import ConfigError, RouterConfig, parse_config
+from router.config import RouterConfig, parse_config
+from router.config_errors import ConfigError
 
 SENTINEL = {"service": "m", "hosts": ["h:1"]}
 

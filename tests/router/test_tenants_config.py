@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from router.config import ConfigError, RouterConfig, parse_config
+from router.config import RouterConfig, parse_config
+from router.config_errors import ConfigError
 from router.tenants_file import read_tenants
 from tests.fakes.fake_replica import (
     STREAM_HEAD,

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from router.config import ConfigError, parse_config
+from router.config import parse_config
+from router.config_errors import ConfigError
 from router.proxy.assembly import Router
 from tests.fakes.fake_replica import (
     DONE_EVENT,

@@ -19,7 +19,8 @@ from replica.contract.cost_fit import (
     fit_prefill,
 )
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
-from router.config import ConfigError, parse_config
+from router.config import parse_config
+from router.config_errors import ConfigError
 from sim.calibrate.calibrate_command import fragment
 from sim.calibrate.measure import CalibrationError, Measurements, MeasureSettings, batch_sizes, measure
 from tests.replica.serving import replica

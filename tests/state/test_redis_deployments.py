@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config import ConfigError
+from router.config_errors import ConfigError
 from tests.fakes.redis_server import FREE_PORT, RedisServer, free_port, has_tls, needs_redis
 from tests.state.members import Member, Members, until, with_redis
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from router.config import ConfigError, load_config
+from router.config import load_config
+from router.config_errors import ConfigError
 from tests.fakes.fake_replica import (
     DONE_EVENT,
     LAST_CHUNK,
