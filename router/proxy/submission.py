@@ -25,7 +25,6 @@ from router.routing.prompt_blocks import UNREADABLE, Prompt, read_prompt, text_p
 logger = logging.getLogger("warmroute.proxy")
 
 _WHOLE: Final[Parser] = whole_request
-_NO_PROMPT: Final = Prompt(keys=(), units=0)
 
 
 class Submission:
