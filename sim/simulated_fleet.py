@@ -10,10 +10,9 @@
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as Sequences
-from typing import NamedTuple
 
 from replica.sequence import Sequence
-from router.routing.decision import NoReplica, Reason
+from router.routing.decision import NoReplica
 from router.routing.hold_queue import Held
 from router.routing.in_flight import InFlight, Usage
 from router.routing.kv_route import Step
@@ -25,48 +24,15 @@ from sim.fleet_change import FleetChange
 from sim.outcome import Outcome
 from sim.replica_row import ReplicaRow
 from sim.simulated_replica import ReplicaEvents
+from sim.simulated_request import Prefilled, SimulatedRequest, carried_by
 from sim.simulated_router import SimulatedRouter
-from sim.two_pools import KvMoves, Moved, pullable_tokens
+from sim.two_pools import KvMoves, pullable_tokens
 from sim.workload.arrivals import Arrival
 
 HOLD_TICK_S = 0.05
 """How often a router looks after the requests it holds. (The proxy's is 10 ms.)"""
 MakePrompt = Callable[[Arrival], Prompt]
 MakeRow = Callable[[ReplicaEvents], ReplicaRow]
-
-
-class Prefilled(NamedTuple):
-    """The first of two steps, done."""
-
-    replica: int
-    cached_tokens: int
-
-
-class _Request(Moved):
-    """One request on its way; the sequence on the replica carries it as its ``parameters``."""
-
-    __slots__ = (
-        "arrived_s",
-        "first_token_s",
-        "flight",
-        "position",
-        "prefilled",
-        "prompt",
-        "router",
-        "tried",
-    )
-
-    def __init__(self, position: int, prompt: Prompt, router: SimulatedRouter, arrived_s: float) -> None:
-        super().__init__()
-        self.position = position
-        self.prefilled: Prefilled | None = None
-        """Set once a prefill replica has computed the prompt."""
-        self.prompt = prompt
-        self.router = router
-        self.arrived_s = arrived_s
-        self.first_token_s: float | None = None
-        self.flight: InFlight | None = None
-        self.tried: tuple[int, ...] = ()
 
 
 class SimulatedFleet:
@@ -227,7 +193,7 @@ class SimulatedFleet:
         now, arrival = self.queue.now, self._plan[position]
         routers = self._routers
         router = routers[0] if len(routers) == 1 else self._rng.choice(routers)
-        request = _Request(position, self._make_prompt(arrival), router, now)
+        request = SimulatedRequest(position, self._make_prompt(arrival), router, now)
         try:
             made = router.submit(request.prompt, now, arrival.request.session, request)
         except NoReplica:
@@ -258,14 +224,14 @@ class SimulatedFleet:
             while outbox:
                 held = outbox.pop(0)
                 request = held.context
-                assert isinstance(request, _Request)
+                assert isinstance(request, SimulatedRequest)
                 if held.flight is None:
                     self._close(request, None, "no replica")
                     continue
                 router.sent(held.flight, self.queue.now)
                 self._send(request, held.flight)
 
-    def _send(self, request: _Request, flight: InFlight) -> None:
+    def _send(self, request: SimulatedRequest, flight: InFlight) -> None:
         request.flight = flight
         request.tried = (*request.tried, flight.replica.index)
         wanted = self._plan[request.position].request
@@ -286,7 +252,7 @@ class SimulatedFleet:
             self._reach(flight.replica.index, sequence)
 
     def _reach(self, replica: int, sequence: Sequence) -> None:
-        request = _request(sequence)
+        request = carried_by(sequence)
         request.moved_tokens = 0
         assert request.flight is not None
         if request.flight.pulled:
@@ -296,7 +262,7 @@ class SimulatedFleet:
         if not reached:
             self._later(self._unreachable, sequence)
 
-    def _pull(self, replica: int, request: _Request, sequence: Sequence) -> bool:
+    def _pull(self, replica: int, request: SimulatedRequest, sequence: Sequence) -> bool:
         """It is told where its KV can be had: it pulls what is really there. False: nobody listens."""
         assert request.flight is not None and self._moves is not None
         route, row = request.flight.decision.route, self._row
@@ -326,17 +292,17 @@ class SimulatedFleet:
         self._later(self._end_seen, sequence)
 
     def _first_token_seen(self, sequence: Sequence) -> None:
-        request = _request(sequence)
+        request = carried_by(sequence)
         assert request.flight is not None
-        if not _first_step(request):
+        if not request.in_first_step:
             request.first_token_s = self.queue.now
         request.router.first_token(request.flight, self.queue.now)
         self.send_held()
 
     def _end_seen(self, sequence: Sequence) -> None:
-        request = _request(sequence)
+        request = carried_by(sequence)
         assert request.flight is not None
-        first_step = _first_step(request)
+        first_step = request.in_first_step
         output_tokens = None if first_step else sequence.output_tokens
         usage = Usage(sequence.prompt_tokens, output_tokens, sequence.cached_tokens)
         request.router.finished(request.flight, self.queue.now, usage)
@@ -346,7 +312,7 @@ class SimulatedFleet:
         else:
             self._close(request, sequence, None)
 
-    def _hand_over(self, request: _Request, sequence: Sequence) -> None:
+    def _hand_over(self, request: SimulatedRequest, sequence: Sequence) -> None:
         """Its prompt is prefilled: another replica pulls the KV and answers."""
         assert request.flight is not None
         source = request.flight.replica
@@ -361,24 +327,24 @@ class SimulatedFleet:
         self.send_held()
 
     def _refused(self, sequence: Sequence) -> None:
-        request = _request(sequence)
+        request = carried_by(sequence)
         assert request.flight is not None
         request.router.refused(request.flight, self.queue.now)
         self.send_held()
         self._close(request, sequence, "too long for the replica")
 
     def _unreachable(self, sequence: Sequence) -> None:
-        self._failed(_request(sequence), sequence, Failure.CONNECT)
+        self._failed(carried_by(sequence), sequence, Failure.CONNECT)
 
     def _lost(self, sequence: Sequence) -> None:
-        request = _request(sequence)
+        request = carried_by(sequence)
         before = request.first_token_s is None
         self._failed(request, sequence, Failure.CLOSED if before else Failure.BROKEN)
 
-    def _failed(self, request: _Request, sequence: Sequence, failure: Failure) -> None:
+    def _failed(self, request: SimulatedRequest, sequence: Sequence, failure: Failure) -> None:
         now, router = self.queue.now, request.router
         assert request.flight is not None
-        first_step = _first_step(request)
+        first_step = request.in_first_step
         router.failed(request.flight, now, failure)
         session = self._plan[request.position].request.session
         turn = router.prefill_again if first_step else router.try_again
@@ -389,44 +355,11 @@ class SimulatedFleet:
         else:
             self._close(request, sequence, "replica failed")
 
-    def _close(self, request: _Request, sequence: Sequence | None, error: str | None) -> None:
-        now, first, flight, prefilled = (
-            self.queue.now,
-            request.first_token_s,
-            request.flight,
-            request.prefilled,
-        )
-        cached_tokens = 0 if sequence is None else sequence.cached_tokens
-        replica = None if flight is None else flight.replica.index
-        if prefilled is not None:  # whose work the prompt was
-            replica, cached_tokens = prefilled
-        wanted = self._plan[request.position].request
-        self.outcomes[request.position] = Outcome(
-            sent_s=request.arrived_s,
-            prompt_tokens=wanted.prompt_tokens,
-            output_tokens=0 if sequence is None else sequence.output_tokens,
-            cached_tokens=cached_tokens,
-            ttft_s=None if first is None else first - request.arrived_s,
-            e2e_s=now - request.arrived_s,
-            replica=replica,
-            spilled=flight is not None and flight.decision.reason is Reason.SPILL,
-            error=error,
-        )
+    def _close(self, request: SimulatedRequest, sequence: Sequence | None, error: str | None) -> None:
+        now, arrival = self.queue.now, self._plan[request.position]
+        self.outcomes[request.position] = request.outcome(sequence, arrival.request.prompt_tokens, now, error)
         self._done += 1
-        arrival = self._plan[request.position]
         if arrival.next_turn is not None:
             # A failed turn does not end a session: the trace tells what was said next.
             pause_s = self._plan[arrival.next_turn].think_s
             self.queue.at(now + pause_s, self._arrive, arrival.next_turn)
-
-
-def _first_step(request: _Request) -> bool:
-    assert request.flight is not None
-    route = request.flight.decision.route
-    return route is not None and route.step is Step.PREFILL
-
-
-def _request(sequence: Sequence) -> _Request:
-    request = sequence.parameters
-    assert isinstance(request, _Request)
-    return request

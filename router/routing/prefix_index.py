@@ -18,9 +18,9 @@ Memory per block and replica: 44 to 48 bytes for prompts with 8 blocks of their 
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from router.routing.prefix_node import Hold, Node, OtherHold, Space
+from router.routing.key_runs import common_keys, listed
+from router.routing.prefix_node import Hold, Node, OtherHold, Space, moved, node_of, ring_length
 from router.routing.prefix_spaces import Spaces
 from router.routing.prompt_blocks import BlockLayout
 from router.routing.tenant import Tenant
@@ -85,7 +85,7 @@ class PrefixIndex:
         the path), not O(blocks x replicas).
         """
         levels: list[tuple[int, int]] = []
-        keys = _listed(keys)
+        keys = listed(keys)
         alive = self._all
         node = self._root
         depth, length = 0, len(keys)
@@ -99,7 +99,7 @@ class PrefixIndex:
             alive = here
             if not alive:
                 return levels
-            common = _common(child.keys, keys, depth, length)
+            common = common_keys(child.keys, keys, depth, length)
             depth += common
             if common < len(child.keys):
                 break
@@ -123,7 +123,7 @@ class PrefixIndex:
 
         ``tenant``: whose salt is in the keys, where tenants are told apart.
         """
-        keys = _listed(keys)
+        keys = listed(keys)
         length = len(keys)
         if not length:
             return
@@ -138,15 +138,15 @@ class PrefixIndex:
         while depth < length:
             child = node.children.get(keys[depth])
             if child is None:
-                above = bottom = top = _moved(bottom, top, above)
+                above = bottom = top = moved(bottom, top, above)
                 node = self._append(node, replica, keys, depth, above, space)
                 break
-            common = _common(child.keys, keys, depth, length)
+            common = common_keys(child.keys, keys, depth, length)
             if common < len(child.keys) and (common + depth < length or not child.mask & bit):
                 child = self._split(child, common)
             # else the prompt ends inside what the replica holds: a use of the run, nothing new.
             if not child.mask & bit:
-                above = _moved(bottom, top, above)
+                above = moved(bottom, top, above)
                 bottom = top = child.new_hold(replica, bit)
                 bottom.link(above)
                 above = bottom
@@ -161,11 +161,11 @@ class PrefixIndex:
                         above = top = hold
                     bottom = hold
                 else:
-                    above = _moved(bottom, top, above)
+                    above = moved(bottom, top, above)
                     bottom = top = child.hold(replica, bit)
             depth += common
             node = child
-        _moved(bottom, top, above)
+        moved(bottom, top, above)
         if tenant is not None:
             self._used(replica, node)
         if self._held[replica] > self._capacity[replica]:
@@ -175,14 +175,14 @@ class PrefixIndex:
 
     def truncate(self, replica: int, keys: Sequence[int], blocks: int) -> None:
         """``replica`` turned out to hold only the first ``blocks`` of ``keys``: forget what follows."""
-        keys = _listed(keys)
+        keys = listed(keys)
         node, depth, length = self._root, 0, len(keys)
         bit = self._bits[replica]
         while depth < length:
             child = node.children.get(keys[depth])
             if child is None or not child.mask & bit:
                 return
-            common = _common(child.keys, keys, depth, length)
+            common = common_keys(child.keys, keys, depth, length)
             if depth + common > blocks:
                 if depth < blocks:
                     child = self._split(child, blocks - depth)
@@ -201,7 +201,7 @@ class PrefixIndex:
         for space in self._spaces.of(replica):
             ring = space.rings[replica]
             while ring.newer is not ring:
-                self._release(_node(ring.newer), replica)
+                self._release(node_of(ring.newer), replica)
         self._spaces.emptied(replica)
 
     def chains(self, replica: int) -> Iterator[tuple[str, Sequence[int]]]:
@@ -216,7 +216,7 @@ class PrefixIndex:
         for space in self._spaces.of(replica):
             ring = hold = space.rings[replica]
             while (hold := hold.newer) is not ring:
-                node = _node(hold)
+                node = node_of(hold)
                 if node not in inner:
                     leaves.append((hold.tick, node))
                 inner.add(node.parent)
@@ -333,13 +333,13 @@ class PrefixIndex:
             oldest = self._spaces.oldest(replica)
             if oldest is None:
                 return
-            self._forget(replica, _node(oldest), excess)
+            self._forget(replica, node_of(oldest), excess)
 
     def _keep_share(self, replica: int, space: Space, most: int) -> None:
         """Forget what the namespace fills over ``most``."""
         ring = space.rings[replica]
         while (excess := space.held.get(replica, 0) - most) > 0 and ring.newer is not ring:
-            self._forget(replica, _node(ring.newer), excess)
+            self._forget(replica, node_of(ring.newer), excess)
 
     def _forget(self, replica: int, node: Node, excess: int) -> None:
         """``node`` is its oldest somewhere, and so a leaf of what it holds: its last ``excess`` units go."""
@@ -389,72 +389,13 @@ class PrefixIndex:
         for replica, size in enumerate(held):
             assert size <= self._capacity[replica], "over capacity"
             spaces = list(self._spaces.of(replica))
-            seen = sum(self._check_ring(replica, space) for space in spaces)
+            seen = sum(ring_length(space, replica, self._root) for space in spaces)
             assert seen == sum(1 for node in self._walk() if node.mask >> replica & 1), "not in a ring"
             for space in spaces:
                 known = of_space.get((space, replica), 0)
                 assert space is self._nobodys or space.held.get(replica, 0) == known, "held of"
         self._spaces.check_invariants()
 
-    def _check_ring(self, replica: int, space: Space) -> int:
-        """How many holds are in it."""
-        ring = hold = space.rings[replica]
-        seen: set[Node | None] = {self._root}
-        while (hold := hold.older) is not ring:
-            node = _node(hold)
-            assert hold.newer.older is hold and hold.replica == replica, "ring"
-            assert hold is node.hold(replica, self._bits[replica]) and node.mask >> replica & 1, (
-                "a hold of nothing"
-            )
-            assert node.space is space, "in another's ring"
-            assert hold.newer is ring or hold.tick <= hold.newer.tick, "ticks"
-            assert node.parent in seen, "a node used later than the one above it"
-            seen.add(node)
-        return len(seen) - 1
-
 
 def _first(leaf: tuple[int, Node]) -> int:
     return leaf[0]
-
-
-def _node(hold: Hold) -> Node:
-    if isinstance(hold, OtherHold):
-        return hold.node
-    assert isinstance(hold, Node)
-    return hold
-
-
-def _moved(bottom: Hold, top: Hold, above: Hold) -> Hold:
-    """Put what stands from ``bottom`` up to ``top`` below ``above``, and return ``bottom``."""
-    if top is not above and top.newer is not above:
-        older, newer = bottom.older, top.newer
-        older.newer = newer
-        newer.older = older
-        bottom.older = older = above.older
-        older.newer = bottom
-        top.newer = above
-        above.older = top
-    return bottom
-
-
-def _listed(keys: Sequence[int]) -> list[int]:
-    """As what is read fastest; prompts have it."""
-    return keys if isinstance(keys, list) else list(keys)
-
-
-def _common(run: Any, keys: list[Any], depth: int, length: int) -> int:
-    """How many keys of ``run`` equal those of ``keys`` from ``depth``; the first is known to. Bisects.
-
-    Keys are compared as objects: compiled, numbers of 64 bits are slower.
-    """
-    most = min(len(run), length - depth)
-    if run[most - 1] == keys[depth + most - 1]:
-        return most
-    low, high = 1, most - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        if run[middle - 1] == keys[depth + middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

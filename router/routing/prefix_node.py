@@ -167,3 +167,39 @@ class OtherHold(Hold):
 
 NO_CHILDREN: Final[dict[int, Node]] = {}
 """Every leaf's; never added to."""
+
+
+def node_of(hold: Hold) -> Node:
+    """Whose hold it is. A ring's end is nobody's: not to be asked of."""
+    if isinstance(hold, OtherHold):
+        return hold.node
+    assert isinstance(hold, Node)
+    return hold
+
+
+def moved(bottom: Hold, top: Hold, above: Hold) -> Hold:
+    """Put what stands from ``bottom`` up to ``top`` below ``above``, and return ``bottom``."""
+    if top is not above and top.newer is not above:
+        older, newer = bottom.older, top.newer
+        older.newer = newer
+        newer.older = older
+        bottom.older = older = above.older
+        older.newer = bottom
+        top.newer = above
+        above.older = top
+    return bottom
+
+
+def ring_length(space: Space, replica: int, root: Node) -> int:
+    """How many holds are in the ring of ``replica``; raises ``AssertionError`` if it is out of order."""
+    ring = hold = space.rings[replica]
+    seen: set[Node | None] = {root}
+    while (hold := hold.older) is not ring:
+        node = node_of(hold)
+        assert hold.newer.older is hold and hold.replica == replica, "ring"
+        assert hold is node.hold(replica, 1 << replica) and node.mask >> replica & 1, "a hold of nothing"
+        assert node.space is space, "in another's ring"
+        assert hold.newer is ring or hold.tick <= hold.newer.tick, "ticks"
+        assert node.parent in seen, "a node used later than the one above it"
+        seen.add(node)
+    return len(seen) - 1
