@@ -73,7 +73,7 @@ def test_every_file_it_names_exists(services: dict[str, dict[str, Any]]) -> None
             context = ROOT / build["context"]
             dockerfile = context / build["dockerfile"]
             assert dockerfile.is_file(), name
-            for line in re.findall(r"^COPY (.+)$", dockerfile.read_text(), re.MULTILINE):
+            for line in re.findall(r"^COPY (?!--from)(.+)$", dockerfile.read_text(), re.MULTILINE):
                 *sources, _ = line.split()
                 for source in sources:
                     assert (context / source).exists(), f"{dockerfile} copies {source}"
@@ -155,6 +155,13 @@ def test_healthchecks_ask_the_ports_that_listen(services: dict[str, dict[str, An
     for name in REPLICAS:
         port = _replica_port(services, name)
         assert f"http://127.0.0.1:{port}/health'" in " ".join(services[name]["healthcheck"]["test"])
+
+
+def test_the_router_image_is_compiled_where_there_is_a_compiler() -> None:
+    built, _, runs = _instructions("router.Dockerfile").partition("\nFROM ")
+    assert built.startswith("FROM python:3.11 ") and "setup.py" in built and "pip wheel" in built
+    assert runs.startswith("python:3.11-slim") and "COPY --from=build" in runs
+    assert "**/*.so" in (ROOT / ".dockerignore").read_text().split()  # of another machine
 
 
 def test_the_router_image_has_no_torch() -> None:
