@@ -18,7 +18,16 @@ METADATA = tuple(
     )
 )
 """Never allowed, whatever the config says: what answers there gives out credentials."""
-_NAT64 = ip_network("64:ff9b::/96")
+_IPV4_AT_THE_END = tuple(
+    ip_network(one)
+    for one in (
+        "64:ff9b::/96",  # NAT64
+        "64:ff9b:1::/48",  # NAT64 of a site's own
+        "::/96",  # IPv4-compatible
+        "::ffff:0:0:0/96",  # IPv4-translated
+    )
+)
+"""Networks of IPv6 whose last 32 bits are an address of IPv4."""
 
 
 class NotAllowed(Exception):
@@ -59,6 +68,7 @@ def _plain(text: str) -> IPv4Address | IPv6Address:
             return address.ipv4_mapped
         if address.sixtofour is not None:
             return address.sixtofour
-        if address in _NAT64:
+        here = address.is_loopback or address.is_unspecified
+        if not here and any(address in network for network in _IPV4_AT_THE_END):
             return IPv4Address(int(address) & 0xFFFFFFFF)
     return address

@@ -165,10 +165,14 @@ def test_every_address_of_a_host_must_be_allowed() -> None:
     assert _refusal("pods.evil", ["8.8.8.8"], "*.pods") is not None
     assert "name its network" in (_refusal("a.pods", ["127.0.0.1"], "*.pods") or "")
     assert _refusal("a.pods", ["127.0.0.1"], "*.pods", "127.0.0.0/8") is None
+    assert "name its network" in (_refusal("a.pods", ["::1"], "*.pods") or "")
     for metadata in (
         "169.254.169.254",
         "fe80::1%eth0",
         "64:ff9b::a9fe:a9fe",
+        "64:ff9b:1::a9fe:a9fe",
+        "::169.254.169.254",
+        "::ffff:0:a9fe:a9fe",
         "fd00:ec2::254",
         "2002:a9fe:a9fe::",
     ):
