@@ -62,7 +62,7 @@ class ObjectList:
         ) as answer:
             await self._require_ok(answer)
             found = orjson.loads(await answer.read())
-            return found["items"], found["metadata"]["resourceVersion"]
+            return found["items"] or [], found["metadata"]["resourceVersion"]
 
     async def changes(
         self, session: aiohttp.ClientSession, version: str

@@ -13,6 +13,8 @@ from router.discovery_config import KubernetesDiscovery
 
 _PAUSES_S = (0.2, 1.0, 3.0, 10.0)
 """After the first, second, … failure in a row."""
+_NOT_UNDERSTOOD = (ValueError, KeyError, TypeError, AttributeError)
+"""What reading JSON of another form raises."""
 _QUIET_S = 1.0
 """After a watch that told nothing: something between may close them as soon as they are open."""
 
@@ -37,7 +39,7 @@ class KubernetesSource:
                     await self._follow(session, found, status)
             except GoneError:
                 pass
-            except (ApiError, aiohttp.ClientError, OSError, ssl.SSLError, ValueError, KeyError) as error:
+            except (ApiError, aiohttp.ClientError, OSError, ssl.SSLError, *_NOT_UNDERSTOOD) as error:
                 status.failed(_reason(error))
             else:
                 continue  # time to read the whole list again
@@ -99,6 +101,6 @@ class KubernetesSource:
 def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "the API server does not answer"
-    if isinstance(error, (KeyError, ValueError)) and not isinstance(error, OSError):
+    if isinstance(error, _NOT_UNDERSTOOD) and not isinstance(error, OSError):
         return f"the API server's answer is not understood ({type(error).__name__}: {error})"
     return str(error) or type(error).__name__

@@ -111,6 +111,31 @@ def test_a_broken_watch_goes_on_where_it_was_and_after_410_the_list_is_read(
     with_api(scenario, tmp_path, service="vllm")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"type": "MODIFIED", "obj\n',
+        b"<html>502 Bad Gateway</html>\n",
+        b"null\n",
+        b'{"type": "MODIFIED", "object": "text"}\n',
+        b'{"type": "ERROR", "object": []}\n',
+        b'{"type": "MODIFIED", "object": {"metadata": null}}\n',
+    ],
+)
+def test_what_is_not_understood_is_said_and_changes_nothing(
+    line: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(rig: RouterRig, api: FakeKubernetes) -> None:
+        await api.put("a", slice_of(rig, 1))
+        await until_there_are(rig, "r0", "vllm-1")
+        await api.send_line(line)
+        await until(lambda: any("answer is not understood" in text for text in caplog.messages))
+        await api.put("b", slice_of(rig, 2))
+        await until_there_are(rig, "r0", "vllm-1", "vllm-2")
+
+    with_api(scenario, tmp_path, service="vllm")
+
+
 def test_an_expired_token_is_read_again_and_meanwhile_nothing_changes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -25,7 +25,8 @@ class FakeKubernetes:
         self.refused = 0
         self.url = ""
         self.port = 0
-        self._log: list[tuple[int, str, dict[str, Any]]] = []
+        self._log: list[tuple[int, bytes]] = []
+        """Versions, and the lines that watches show of them."""
         self._changed = asyncio.Condition()
         self._open: set[asyncio.Task[Any]] = set()
         self._runner: web.AppRunner | None = None
@@ -67,6 +68,13 @@ class FakeKubernetes:
         """Whatever comes into the watches' way."""
         await self._happened(event["type"], event["object"])
 
+    async def send_line(self, line: bytes) -> None:
+        """Whatever an API server, or what stands before it, may write."""
+        self.version += 1
+        async with self._changed:
+            self._log.append((self.version, line))
+            self._changed.notify_all()
+
     def forget(self) -> None:
         """Compact: what happened until now can no longer be watched."""
         self.oldest = self.version
@@ -86,12 +94,9 @@ class FakeKubernetes:
         return {**found, "metadata": {**found.get("metadata", {}), "name": name}}
 
     async def _happened(self, kind: str, found: dict[str, Any]) -> None:
-        self.version += 1
         if "metadata" in found:
-            found = {**found, "metadata": {**found["metadata"], "resourceVersion": str(self.version)}}
-        async with self._changed:
-            self._log.append((self.version, kind, found))
-            self._changed.notify_all()
+            found = {**found, "metadata": {**found["metadata"], "resourceVersion": str(self.version + 1)}}
+        await self.send_line(json.dumps({"type": kind, "object": found}).encode() + b"\n")
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.headers.get("authorization") != f"Bearer {self.token}":
@@ -119,8 +124,8 @@ class FakeKubernetes:
                         await self._changed.wait_for(lambda seen=version: self.version > seen)  # type: ignore[misc]
                         news = [one for one in self._log if one[0] > version]
                         version = self.version
-                    for _, kind, found in news:
-                        await answer.write(json.dumps({"type": kind, "object": found}).encode() + b"\n")
+                    for _, line in news:
+                        await answer.write(line)
         except asyncio.CancelledError:
             if request.transport is not None:
                 request.transport.abort()
