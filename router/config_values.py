@@ -113,6 +113,15 @@ def masked_url(value: str) -> str:
     return _CREDENTIALS.sub("//**********@", value)
 
 
+def without_credentials(value: str) -> str:
+    """``value`` without the credentials, and without a sign that it had some.
+
+    >>> without_credentials("redis://me:secret@10.0.0.1:6379/0")
+    'redis://10.0.0.1:6379/0'
+    """
+    return _CREDENTIALS.sub("//", value)
+
+
 def one_or_several(value: Any) -> Any:
     """A list of one, where one was written without a list."""
     return [value] if isinstance(value, str | dict) else value

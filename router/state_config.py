@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, PositiveFloat, field_serializer, field_validator, model_validator
 
-from router.config_values import Address, Secret, Section, masked_url
+from router.config_values import Address, Secret, Section, masked_url, without_credentials
 
 
 class SentinelConfig(Section):
@@ -55,6 +55,13 @@ class StateConfig(Section):
     """News is sent at once, but never so soon after what was sent before: it is gathered meanwhile."""
     timeout_ms: PositiveFloat = 1_000.0
     """For each command. Requests never wait for one."""
+
+    def without_credentials(self) -> "StateConfig":
+        """What a running router cannot change: all but what it logs in with."""
+        nobody: dict[str, object] = {"username": None, "password": None}
+        url = None if self.url is None else without_credentials(self.url)
+        sentinel = None if self.sentinel is None else self.sentinel.model_copy(update=nobody)
+        return self.model_copy(update=nobody | {"url": url, "sentinel": sentinel})
 
     @field_validator("url")
     @classmethod

@@ -209,6 +209,7 @@ class Router:
         self.data_plane.apply(config)
         self._tenant_file.apply(written)
         self.admin.apply(written)
+        self.state.apply(config.state)
         service.request_log = request_log
         if old_log is not None and old_log is not request_log:
             old_log.close()

@@ -7,7 +7,7 @@ from router.config_errors import ConfigError
 from router.replica_config import ReplicaConfig
 
 FIXED = ("listen", "admin", "models", "state", "tracing", "seed")
-"""Keys that are read once, at the start."""
+"""Keys that are read once, at the start; of ``state`` all but credentials."""
 _SAME_SERVER = (
     *("cost", "weight", "tags", "model", "api_key", "tls"),
     *("role", "kv_pull", "kv_source", "transfer"),
@@ -44,9 +44,13 @@ def _server(replica: ReplicaConfig) -> ReplicaConfig:
     return replica.model_copy(update=named)
 
 
+def _fixed(config: RouterConfig, key: str) -> object:
+    return config.state.without_credentials() if key == "state" else getattr(config, key)
+
+
 def require_changeable(old: RouterConfig, new: RouterConfig) -> None:
     """Raise ``ConfigError`` if something differs that a running router cannot change."""
-    fixed = [key for key in FIXED if getattr(old, key) != getattr(new, key)]
+    fixed = [key for key in FIXED if _fixed(old, key) != _fixed(new, key)]
     if (old.tls is None) != (new.tls is None):
         fixed.append("tls")
     if fixed:

@@ -58,6 +58,9 @@ class MemoryState:
         self._task = None
         await self._write(self._file)
 
+    def apply(self, config: StateConfig) -> None:
+        """Nothing: nobody logs in anywhere."""
+
     def report(self) -> StateReport:
         """How it stands."""
         return StateReport(

@@ -34,7 +34,7 @@ class NewsReader:
         heard: Callable[[], None],
     ) -> None:
         """``connected``: from now on everything is heard. ``heard``: some batches were passed on."""
-        self._config = config
+        self.config = config
         self._tracker = tracker
         self._status = status
         self._clock = clock
@@ -49,13 +49,13 @@ class NewsReader:
         backoff_s = FIRST_BACKOFF_S
         while True:
             try:
-                async with connection(self._config, wait_s=READ_WAIT_S) as client:
+                async with connection(self.config, wait_s=READ_WAIT_S) as client:
                     await self._resume(client)
                     self._connected()
                     while True:
                         await self._read(client)
                         backoff_s = FIRST_BACKOFF_S
-                        await asyncio.sleep(self._config.flush_ms / 1_000.0)
+                        await asyncio.sleep(self.config.flush_ms / 1_000.0)
             except FAULTS as error:
                 self._status.reading(described(error))
             except Exception:
@@ -66,7 +66,7 @@ class NewsReader:
 
     @property
     def _timeout_s(self) -> float:
-        return self._config.timeout_ms / 1_000.0
+        return self.config.timeout_ms / 1_000.0
 
     async def _resume(self, client: Client) -> None:
         """Find the entry to read on from: at first the newest there is, later where reading had stopped.
@@ -75,7 +75,7 @@ class NewsReader:
         is told from what is new by its number.
         """
         async with asyncio.timeout(self._timeout_s):
-            newest = await client.xrevrange(stream_name(self._config), count=1)
+            newest = await client.xrevrange(stream_name(self.config), count=1)
         end: bytes = newest[0][0] if newest else b"0-0"
         if not self._last:
             self._last = end
@@ -85,9 +85,13 @@ class NewsReader:
     async def _read(self, client: Client) -> None:
         async with asyncio.timeout(READ_WAIT_S + self._timeout_s):
             reply = await client.xread(
-                {stream_name(self._config): self._last}, count=READ_BATCHES, block=int(1_000 * READ_WAIT_S)
+                {stream_name(self.config): self._last}, count=READ_BATCHES, block=int(1_000 * READ_WAIT_S)
             )
         self._status.reading(None)
+        if (
+            not reply
+        ):  # or all that is new has an older name: the store lost the stream, its clock was set back
+            await self._resume(client)
         events = 0
         for self._last, fields in reply[0][1] if reply else ():
             events += self._take(fields.get(b"b", b""))

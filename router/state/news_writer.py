@@ -44,7 +44,7 @@ class NewsWriter:
         status: LinkStatus,
         clock: Callable[[], float],
     ) -> None:
-        self._config = config
+        self.config = config
         self._journal = journal
         self._replicas = replicas
         self._tracker = tracker
@@ -82,7 +82,7 @@ class NewsWriter:
         while True:
             self._restate = True
             try:
-                async with connection(self._config) as client:
+                async with connection(self.config) as client:
                     while True:
                         await self._tell(client)
                         backoff_s = FIRST_BACKOFF_S
@@ -99,7 +99,7 @@ class NewsWriter:
     async def leave(self) -> None:
         """Tell the others that this router is no more; give up after a second."""
         with suppress(*FAULTS):
-            async with asyncio.timeout(LEAVE_LIMIT_S), connection(self._config) as client:
+            async with asyncio.timeout(LEAVE_LIMIT_S), connection(self.config) as client:
                 self._number += 1
                 await self._add(client, Batch(self._journal.router, self._number, leaving=True))
 
@@ -109,8 +109,8 @@ class NewsWriter:
         News that comes after a pause goes out at once: another router may be waiting for just that.
         """
         with suppress(TimeoutError):
-            async with asyncio.timeout(min(1.0, self._config.lease_s / 5.0)):
-                await asyncio.sleep(self._config.flush_ms / 1_000.0)
+            async with asyncio.timeout(min(1.0, self.config.lease_s / 5.0)):
+                await asyncio.sleep(self.config.flush_ms / 1_000.0)
                 await self._news.wait()
         self._news.clear()
 
@@ -146,9 +146,9 @@ class NewsWriter:
         self._status.writing(None)
 
     async def _add(self, client: Client, batch: Batch) -> None:
-        data, now, stream = encode_batch(batch), self._clock(), stream_name(self._config)
+        data, now, stream = encode_batch(batch), self._clock(), stream_name(self.config)
         self._tracker.sent(batch.number, now)
-        async with asyncio.timeout(self._config.timeout_ms / 1_000.0):
+        async with asyncio.timeout(self.config.timeout_ms / 1_000.0):
             await client.xadd(stream, {b"b": data}, maxlen=STREAM_BATCHES, approximate=True)
             if now >= self._expire_at:
                 self._expire_at = now + STREAM_LIVES_S / 4

@@ -135,10 +135,21 @@ def described(error: BaseException) -> str:
     """What went wrong and what to do, in one line. Never has a secret in it."""
     for kinds, text in _TEXTS:
         if isinstance(error, kinds):
-            return text
+            return _HUNG_UP if text is _UNREACHED and _hung_up(error) else text
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no details'}"
 
 
+def _hung_up(error: BaseException) -> bool:
+    """There was a connection, and the other side closed it. Its reason, if it wrote one, was not read."""
+    closed = isinstance(error.__cause__, (ConnectionResetError, BrokenPipeError))
+    return closed or "closed by server" in str(error)
+
+
+_UNREACHED = "it cannot be reached"
+_HUNG_UP = (
+    "it cannot be reached: it closes the connection; did it end, is it in protected mode, "
+    "has it more clients than maxclients?"
+)
 _TEXTS: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
     (
         (AuthenticationError, AuthorizationError),
@@ -154,5 +165,5 @@ _TEXTS: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
     ((MasterDownError,), "its master is down"),
     ((ClusterDownError, RedisClusterException), "its cluster is down or cannot be reached"),
     ((TimeoutError, RedisTimeoutError), "no answer in time (state.timeout_ms)"),
-    ((RedisConnectionError, OSError), "it cannot be reached"),
+    ((RedisConnectionError, OSError), _UNREACHED),
 )

@@ -99,6 +99,10 @@ class RedisState:
             await self._writer.leave()
         self._fleet.journal = None
 
+    def apply(self, config: StateConfig) -> None:
+        """Log in with the credentials of ``config`` from the next connection on."""
+        self._writer.config = self._reader.config = self._warm_up.config = config
+
     def report(self) -> StateReport:
         """How it stands."""
         now, tracker, status = self._clock(), self._tracker, self._status

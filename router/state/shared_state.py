@@ -8,6 +8,7 @@ from typing import Protocol
 from router.config import RouterConfig
 from router.config_errors import ConfigError
 from router.routing.fleet import Fleet
+from router.state_config import StateConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,9 @@ class SharedState(Protocol):
 
     async def stop(self) -> None:
         """Leave in good order: others let go of this router's work, what was learned is kept if it can be."""
+
+    def apply(self, config: StateConfig) -> None:
+        """Log in with the credentials of ``config`` from the next connection on; all else is as it was."""
 
     def report(self) -> StateReport:
         """How it stands."""

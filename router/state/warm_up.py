@@ -45,7 +45,7 @@ class WarmUp:
         clock: Callable[[], float],
     ) -> None:
         """``ask`` is called with the peer that is to be asked."""
-        self._config = config
+        self.config = config
         self._router = router
         self._fleet = fleet
         self._tracker = tracker
@@ -71,7 +71,7 @@ class WarmUp:
             self._wanted.set()
 
     def _list(self, router: str) -> str:
-        return f"{self._config.namespace}:knowledge:{router}"
+        return f"{self.config.namespace}:knowledge:{router}"
 
     # --- the newcomer ---------------------------------------------------------------------------
 
@@ -82,7 +82,7 @@ class WarmUp:
         before is heard within the lease.
         """
         await self._linked.wait()
-        for limit_s in (PEERS_ANSWER_S, self._config.lease_s):
+        for limit_s in (PEERS_ANSWER_S, self.config.lease_s):
             with suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
                     await self._peer_heard.wait()
@@ -99,7 +99,7 @@ class WarmUp:
             try:
                 async with (
                     asyncio.timeout(LIST_LIVES_S),
-                    connection(self._config, wait_s=CHUNK_LIMIT_S) as client,
+                    connection(self.config, wait_s=CHUNK_LIMIT_S) as client,
                 ):
                     if await self._take_from(client):
                         self.source = peer
@@ -130,7 +130,7 @@ class WarmUp:
             while self._tracker.to_warm:
                 router = self._tracker.to_warm.pop()
                 try:
-                    async with connection(self._config) as client:
+                    async with connection(self.config) as client:
                         await self._give(client, router)
                 except FAULTS:
                     log.info("router %s could not be told all this one knows", router)
@@ -143,7 +143,7 @@ class WarmUp:
 
     async def _push(self, client: Client, name: str, data: bytes) -> None:
         """Wait while the newcomer is behind; raises ``TimeoutError`` when it does not read at all."""
-        async with asyncio.timeout(CHUNK_LIMIT_S + self._config.timeout_ms / 1_000.0):
+        async with asyncio.timeout(CHUNK_LIMIT_S + self.config.timeout_ms / 1_000.0):
             under_way = await client.rpush(name, data)
             await client.expire(name, LIST_LIVES_S)
             while under_way > CHUNKS_UNDER_WAY:

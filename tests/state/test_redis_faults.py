@@ -4,11 +4,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.fakes.redis_server import RedisServer, needs_redis
-from tests.state.members import Member, Members, until, with_redis
+from router.config import load_config
+from router.proxy.assembly import Router
+from router.state.news_writer import stream_name
+from tests.fakes.redis_server import RedisServer, needs_redis, redis_server
+from tests.state.members import QUICK, Member, Members, until, with_redis
 
 pytestmark = needs_redis
 
@@ -141,6 +146,21 @@ def test_everything_flushed_under_way() -> None:
     with_redis(scenario)
 
 
+def test_a_clock_that_is_set_back_makes_nobody_deaf() -> None:
+    async def scenario(server: RedisServer, members: Members) -> None:
+        one, two = await members.pair()
+        stream, ahead = stream_name(one.config.state), 4_000_000_000_000
+        await server.ask("XADD", stream, f"{ahead}-0", "b", "told while the clock was ahead")
+        await until(lambda: one.report.malformed == two.report.malformed == 1)
+        await server.ask("DEL", stream)  # evicted; entries are named by the time that it is now
+        flight = one.send(1)
+        await until(lambda: sum(two.in_flight()) == 1)
+        one.end(flight)
+        await until(lambda: two.report.malformed == 1 and sum(two.in_flight()) == 0)
+
+    with_redis(scenario)
+
+
 @pytest.mark.parametrize("password", [None, "wrong-canary"])
 def test_B048_wrong_credentials_are_named_and_not_shown(
     password: str | None, caplog: pytest.LogCaptureFixture
@@ -159,6 +179,55 @@ def test_B048_wrong_credentials_are_named_and_not_shown(
 
     with caplog.at_level(logging.DEBUG, "warmroute"):
         with_redis(scenario, "--requirepass", "right")
+
+
+@pytest.mark.parametrize("says", [b"-DENIED protected mode\r\n", b"-ERR max number of clients\r\n", b""])
+def test_a_store_that_hangs_up_at_once_is_told_from_one_that_is_not_there(says: bytes) -> None:
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(says)
+        writer.close()
+
+    async def scenario() -> None:
+        async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+            members = Members()
+            port = server.sockets[0].getsockname()[1]
+            try:
+                one = await members.start(url=f"redis://127.0.0.1:{port}")
+                await until(lambda: one.report.state == "cut_off")
+                assert "closes the connection" in (one.report.fault or "")
+                assert "protected mode" in (one.report.fault or "")
+            finally:
+                await members.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_new_password_is_taken_without_a_restart(tmp_path: Path) -> None:
+    async def scenario(server: RedisServer) -> None:
+        secret, file = tmp_path / "password", tmp_path / "router.yaml"
+        secret.write_text("old")
+        state = {"kind": "redis", "url": server.url, "password": {"file": str(secret)}, **QUICK}
+        listens = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"}
+        replicas = [{"url": "http://127.0.0.1:9"}]
+        file.write_text(yaml.safe_dump({**listens, "replicas": replicas, "state": state}))
+        router = Router(load_config(file), load=lambda: load_config(file))
+        await router.start()
+        try:
+            await until(lambda: router.state.report().state == "sharing")
+            await server.ask("CONFIG", "SET", "requirepass", "new", password="old")
+            await server.ask("CLIENT", "KILL", "TYPE", "normal", password="new")
+            await until(lambda: router.state.report().state == "cut_off")
+            secret.write_text("new")
+            await router.reload()
+            await until(lambda: router.state.report().state == "sharing")
+        finally:
+            await router.stop()
+
+    async def main() -> None:
+        async with redis_server("--requirepass", "old") as server:
+            await scenario(server)
+
+    asyncio.run(main())
 
 
 def test_acl_users_may_do_what_is_documented_and_no_more() -> None:
