@@ -23,6 +23,8 @@ from replica.contract.cost_fit import fit_decode, fit_prefill
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
 from sim.bench.as_sent import Body, bodies_of, reader
 from sim.bench.exact_trace import exact_trace, tokens_of
+from sim.bench.followed import followed
+from sim.bench.other_work import cpu_times, others_share
 from sim.bench.replica_model import ReplicaModel, replica_model, tuned
 from sim.calibrate.measure import Measurements, MeasureSettings, measure
 from sim.contender import contender
@@ -45,14 +47,12 @@ PROBE_EVERY_S = 1.0
 DECODE_TOKENS = 64
 PAUSE_S = 0.1
 """Between two prompts of a measurement."""
-REPEATS = 3
 MEASURED_THROUGH = "round_robin"
-LEAST_MEASURED = 24
+LEAST_MEASURED = 16
 """Requests before each policy's run, and after the last, from which the step time is read."""
 SIMULATED_SEEDS = 5
 WORDS_TOLD = 64
 SALT = "fidelity"
-OUTPUT_TOKENS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,12 @@ class HttpFidelityPlan:
     apps: int = 24
     system_tokens: int = 1_000
     """Of an app, the median."""
+    user_tokens: int = 120
+    """Of a question, the median."""
+    output_tokens: int = 12
+    """Of a reply, the median."""
+    repeats: int = 3
+    """Of each point at which a replica is measured alone."""
     load: float = 0.3
     """Of the replicas' time, were every prompt computed whole."""
     kv_tokens: int = 16_384
@@ -95,8 +101,8 @@ class HttpFidelityPlan:
             zipf=0.6,
             system_tokens=self.system_tokens,
             hot_share=0.0,
-            user_tokens=120,
-            output_tokens=OUTPUT_TOKENS,
+            user_tokens=self.user_tokens,
+            output_tokens=self.output_tokens,
             spread=0.4,
             per_s=1.0,
         )
@@ -104,11 +110,21 @@ class HttpFidelityPlan:
 
 
 def usual_plan(model: str) -> HttpFidelityPlan:
-    """The defaults; fewer and shorter prompts for models that need a second for one on a core."""
+    """The defaults; fewer and shorter prompts for models that need half a second for one on a core."""
     if model == HttpFidelityPlan().model:
         return HttpFidelityPlan()
     return HttpFidelityPlan(
-        model, requests=40, rounds=2, apps=12, system_tokens=250, load=0.5, kv_tokens=3_072
+        model,
+        requests=60,
+        rounds=2,
+        apps=12,
+        system_tokens=120,
+        user_tokens=40,
+        output_tokens=8,
+        repeats=1,
+        load=0.5,
+        kv_tokens=1_536,
+        policies=("round_robin", "predicted_finish"),
     )
 
 
@@ -123,6 +139,10 @@ class HttpFidelity:
     """By policy, one of each round."""
     simulated: tuple[tuple[tuple[Result, ...], ...], ...]
     """By policy, of each round several seeds."""
+    followed: tuple[tuple[Result | None, ...], ...]
+    """By policy, of each round one simulation in which the live router's choices were made."""
+    others_share: float | None
+    """Of the machine, what other programs took during the live runs; ``None`` where that is not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +168,10 @@ async def http_fidelity(
         url = replicas[0].url
         served = (await first_model(url)).name
         longest = max(request.prompt_tokens for request in plan.trace(plan.requests, plan.seed).requests)
-        routers = [await start_router(children, folder, [replica], MEASURED_THROUGH) for replica in replicas]
-        points = await _measured([router.url for router in routers], longest, progress)
+        # One tells for all: they are equal, and slow models take minutes.
+        alone = replicas if plan.repeats > 1 else replicas[:1]
+        routers = [await start_router(children, folder, [replica], MEASURED_THROUGH) for replica in alone]
+        points = await _measured([router.url for router in routers], longest, plan, progress)
         children.stop([router.child for router in routers])
         prefill, _ = fit_prefill([point for one in points for point in one.prefill])
         decode, _ = fit_decode([point for one in points for point in one.decode])
@@ -191,7 +213,7 @@ async def http_fidelity(
             sent_before += len(run.outcomes)
             return run
 
-        live: list[list[Result]] = [[] for _ in plan.policies]
+        live: list[list[Replay]] = [[] for _ in plan.policies]
         measured: list[tuple[Trace, tuple[Outcome, ...]]] = []
 
         async def measure_between() -> None:
@@ -202,12 +224,14 @@ async def http_fidelity(
             run = await through(MEASURED_THROUGH, others, f"measured, {number}")
             measured.append((others.exact, run.outcomes))
 
+        before = cpu_times()
         for number, sent in enumerate(compared, 1):
-            for results, policy in zip(live, plan.policies, strict=True):
+            for runs, policy in zip(live, plan.policies, strict=True):
                 await measure_between()
                 label = policy if plan.rounds == 1 else f"{policy}, {number} of {plan.rounds}"
-                results.append(replace((await through(policy, sent, label)).result, policy=policy))
+                runs.append(await through(policy, sent, label))
         await measure_between()
+        others = others_share(before, cpu_times())
 
     def outcomes_of(model: ReplicaModel, trace: Trace) -> list[Outcome]:
         arrivals = plan_arrivals(trace, rate=rate, seed=plan.seed)
@@ -215,14 +239,26 @@ async def http_fidelity(
         return run_once(trace, arrivals, kind, plan.replicas, plan.seed, _settings(plan, model, plan.seed))
 
     model = tuned(replica_model([run for _, run in measured], decode), measured, outcomes_of)
+    paces = [_paces_of(model, at, len(plan.policies)) for at in range(len(plan.policies))]
     simulated = tuple(
         tuple(
             _simulated(plan, policy, sent, model.at_pace(pace), rate, progress)
-            for sent, pace in zip(compared, _paces_of(model, at, len(plan.policies)), strict=True)
+            for sent, pace in zip(compared, of_policy, strict=True)
         )
-        for at, policy in enumerate(plan.policies)
+        for policy, of_policy in zip(plan.policies, paces, strict=True)
     )
-    return HttpFidelity(model, rate, tuple(map(tuple, live)), simulated)
+    same_choices = tuple(
+        tuple(
+            followed(sent.exact, run.outcomes, plan.replicas, _settings(plan, model, plan.seed), plan.seed)
+            for sent, run in zip(compared, runs, strict=True)
+        )
+        for runs in live
+    )
+    results = tuple(
+        tuple(replace(run.result, policy=policy) for run in runs)
+        for policy, runs in zip(plan.policies, live, strict=True)
+    )
+    return HttpFidelity(model, rate, results, simulated, same_choices, others)
 
 
 def _paces_of(model: ReplicaModel, policy: int, policies: int) -> list[float]:
@@ -251,7 +287,7 @@ def _simulated(
 
 
 async def _measured(
-    urls: Sequence[str], longest: int, progress: Callable[[str, int, int], None]
+    urls: Sequence[str], longest: int, plan: HttpFidelityPlan, progress: Callable[[str, int, int], None]
 ) -> list[Measurements]:
     """Every replica's times, one replica after the other."""
     made = []
@@ -261,10 +297,10 @@ async def _measured(
             model=(await first_model(url)).name,
             salt=url,
             longest_tokens=longest,
-            repeats=REPEATS,
+            repeats=plan.repeats,
             most_sequences=4,
             output_tokens=DECODE_TOKENS,
-            prompt_output_tokens=OUTPUT_TOKENS,
+            prompt_output_tokens=plan.output_tokens,
             pause_s=PAUSE_S,
         )
         made.append(await measure(settings, progress=progress))

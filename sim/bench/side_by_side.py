@@ -15,7 +15,8 @@ CACHED_WITHIN = 0.01
 TTFT_WITHIN = 0.10
 CHANCE = 2.0
 """Standard deviations by which chance alone may part live and simulated runs."""
-
+SHORT_MS = 100.0
+"""Below it tenths of a millisecond are shown."""
 
 WITHIN, BY_CHANCE, OFF = "", "~", "!"
 """How a figure is marked: as near as promised; not, but no further off than chance explains; further."""
@@ -71,6 +72,8 @@ class Pair:
 
     live: tuple[Result, ...]
     simulated: tuple[tuple[Result, ...], ...]
+    followed: tuple[Result | None, ...] = ()
+    """By round, simulated with the live router's choices (``followed``), where that was done."""
 
     @property
     def policy(self) -> str:
@@ -90,6 +93,23 @@ class Pair:
         return self.figure(lambda result: result.cached_share)
 
     @property
+    def followed_off(self) -> float | None:
+        """Cached share of ``followed`` less the live runs'; ``None`` if a round has none."""
+        if len(self.followed) < len(self.live):
+            return None
+        off = 0.0
+        for made, live in zip(self.followed, self.live, strict=True):
+            if made is None:
+                return None
+            off += (made.cached_share or 0.0) - (live.cached_share or 0.0)
+        return off / len(self.live)
+
+    @property
+    def followed_mark(self) -> str:
+        """``WITHIN`` what is promised of the cached share or ``OFF``: the same choices leave no chance."""
+        return WITHIN if abs(self.followed_off or 0.0) <= CACHED_WITHIN else OFF
+
+    @property
     def ttft(self) -> Figure:
         """The median, in seconds."""
         return self.figure(lambda result: result.ttft_s.p50)
@@ -100,9 +120,16 @@ class Pair:
         return self.figure(lambda result: result.e2e_s.mean)
 
 
-def pairs_of(live: Sequence[Sequence[Result]], simulated: Sequence[Sequence[Sequence[Result]]]) -> list[Pair]:
-    """By policy, then by round; both in the same order."""
-    return [Pair(tuple(one), tuple(map(tuple, others))) for one, others in zip(live, simulated, strict=True)]
+def pairs_of(
+    live: Sequence[Sequence[Result]],
+    simulated: Sequence[Sequence[Sequence[Result]]],
+    followed: Sequence[Sequence[Result | None]] | None = None,
+) -> list[Pair]:
+    """By policy, then by round; all in the same order."""
+    return [
+        Pair(tuple(one), tuple(map(tuple, others)), tuple(same))
+        for one, others, same in zip(live, simulated, followed or [()] * len(live), strict=True)
+    ]
 
 
 def reversed_pairs(pairs: Sequence[Pair]) -> list[tuple[str, str]]:
@@ -124,6 +151,9 @@ def json_object(pairs: Sequence[Pair]) -> dict[str, object]:
         "simulated": [[[one.json_object() for one in seeds] for seeds in pair.simulated] for pair in pairs],
         "cached_share_off": [round(pair.cached.mean - pair.cached.live_mean, 5) for pair in pairs],
         "cached_share_chance": [round(pair.cached.chance, 5) for pair in pairs],
+        "cached_share_off_same_choices": [
+            None if pair.followed_off is None else round(pair.followed_off, 5) for pair in pairs
+        ],
         "ttft_p50_off": [round(pair.ttft.off, 4) for pair in pairs],
         "ttft_p50_chance": [round(pair.ttft.chance, 5) for pair in pairs],
         "e2e_mean_off": [round(pair.e2e.off, 4) for pair in pairs],
@@ -134,10 +164,11 @@ def json_object(pairs: Sequence[Pair]) -> dict[str, object]:
 def table_of(pairs: Sequence[Pair]) -> Table:
     """One row per policy, with ``Figure.mark``."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    table.add_column("policy")
+    table.add_column("policy", no_wrap=True)
     for header in (
         f"cached share\n(within {100 * CACHED_WITHIN:.0f} point)",
         "",
+        "same\nchoices",
         f"TTFT p50, ms\n(within {TTFT_WITHIN:.0%})",
         "",
         "TTFT mean, ms",
@@ -158,6 +189,9 @@ def table_of(pairs: Sequence[Pair]) -> Table:
             pair.policy,
             f"{cached.live_mean:.3f} → {cached.mean:.3f} ± {cached.chance:.3f}",
             f"{100 * off:+.1f} {cached.mark(CACHED_WITHIN)}".rstrip(),
+            ""
+            if pair.followed_off is None
+            else f"{100 * pair.followed_off:+.1f} {pair.followed_mark}".rstrip(),
             f"{_milliseconds(ttft)} ± {1e3 * ttft.chance:.1f}",
             f"{ttft.off:+.1%} {ttft.mark(TTFT_WITHIN * ttft.live_mean)}".rstrip(),
             *(text for mean in means for text in (_milliseconds(mean), f"{mean.off:+.1%}")),
@@ -186,6 +220,56 @@ def meaning_of_marks(pairs: Sequence[Pair]) -> str:
     return told
 
 
+def verdicts(pairs: Sequence[Pair]) -> list[str]:
+    """A sentence on each promise: kept, or what is known of where it is not."""
+    made = [
+        _verdict(
+            f"cached share within {100 * CACHED_WITHIN:.0f} point",
+            pairs,
+            lambda pair: pair.cached,
+            lambda pair: CACHED_WITHIN,
+            lambda pair, off: f"{100 * off:.1f} points",
+        ),
+        _verdict(
+            f"TTFT p50 within {TTFT_WITHIN:.0%}",
+            pairs,
+            lambda pair: pair.ttft,
+            lambda pair: TTFT_WITHIN * pair.ttft.live_mean,
+            lambda pair, off: f"{off / pair.ttft.live_mean:.0%}",
+        ),
+    ]
+    if all(pair.followed_off is not None for pair in pairs):
+        wrong = ", ".join(pair.policy for pair in pairs if pair.followed_mark == OFF)
+        made.append(
+            f"cached share of the live router's own choices within {100 * CACHED_WITHIN:.0f} point: "
+            + (f"NOT under {wrong}" if wrong else "under every policy")
+        )
+    return made
+
+
+def _verdict(
+    promise: str,
+    pairs: Sequence[Pair],
+    figure: Callable[[Pair], Figure],
+    allowed: Callable[[Pair], float],
+    told: Callable[[Pair, float], str],
+) -> str:
+    broken: list[str] = []
+    unsure: list[str] = []
+    for pair in pairs:
+        of = figure(pair)
+        mark = of.mark(allowed(pair))
+        if mark != WITHIN:
+            off, chance = abs(of.mean - of.live_mean), CHANCE * of.chance
+            row = broken if mark == OFF else unsure
+            row.append(f"{pair.policy} ({told(pair, off)}; chance does up to {told(pair, chance)})")
+    if broken:
+        return f"{promise}: NOT under {', '.join(broken + unsure)}"
+    if unsure:
+        return f"{promise}: no further off than chance explains under {', '.join(unsure)}"
+    return f"{promise}: under every policy"
+
+
 def verdict_on_order(pairs: Sequence[Pair]) -> str:
     """A sentence."""
     wrong = reversed_pairs(pairs)
@@ -197,5 +281,12 @@ def verdict_on_order(pairs: Sequence[Pair]) -> str:
     )
 
 
+def _points(pair: Pair) -> str:
+    off = pair.followed_off
+    return "" if off is None else f"{100 * off:+.1f} {pair.followed_mark}".rstrip()
+
+
 def _milliseconds(figure: Figure) -> str:
-    return f"{1e3 * figure.live_mean:,.1f} → {1e3 * figure.mean:,.1f}"
+    live_ms, simulated_ms = 1e3 * figure.live_mean, 1e3 * figure.mean
+    digits = 1 if live_ms < SHORT_MS else 0
+    return f"{live_ms:,.{digits}f} → {simulated_ms:,.{digits}f}"

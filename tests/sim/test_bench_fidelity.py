@@ -2,22 +2,38 @@
 
 import asyncio
 import json
+import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import warmroute
 from sim.bench.as_sent import bodies_of, reader
 from sim.bench.exact_trace import exact_trace
+from sim.bench.followed import followed
 from sim.bench.http_fidelity import usual_plan
-from sim.bench.side_by_side import Figure, Pair, meaning_of_marks, reversed_pairs, verdict_on_order
+from sim.bench.other_work import cpu_times, others_share
+from sim.bench.process_cpu import TICKS_PER_S
+from sim.bench.side_by_side import (
+    Figure,
+    Pair,
+    meaning_of_marks,
+    reversed_pairs,
+    verdict_on_order,
+    verdicts,
+)
 from sim.contender import contender
+from sim.outcome import Outcome
 from sim.replay import ReplaySettings, replay
 from sim.results import Result, Slo, Spread, summarize
 from sim.simulate import run_once
 from sim.simulated_replica import ReplicaSettings
 from sim.simulation_settings import SimulationSettings
+from sim.step_time.noisy import NoisyStepTime, Sample
+from sim.step_time.presets import PRESETS
 from sim.workload.arrivals import plan_arrivals
+from sim.workload.hot_prefix import HotPrefix, hot_prefix_trace
 from sim.workload.trace import Trace, TraceRequest
 from tests.sim.fake_openai import FakeOpenAI
 from tests.sim.traces import timed
@@ -91,6 +107,54 @@ def test_marks_tell_a_promise_kept_from_one_that_chance_may_have_broken() -> Non
     assert Figure((0.49, 0.55), (wide, wide)).mark(0.01) == ""  # means are compared
 
 
+def test_the_verdict_tells_what_chance_may_do() -> None:
+    kept, by_chance, broken = pair("a", 100.0, 105.0), pair("b", 50.0, 62.0), pair("c", 100.0, 200.0)
+    _, told = verdicts([kept])
+    assert told == "TTFT p50 within 10%: under every policy"
+    _, told = verdicts([kept, by_chance])
+    assert "no further off than chance explains under b (24%; chance does up to 69%)" in told
+    _, told = verdicts([kept, by_chance, broken])
+    assert told.startswith("TTFT p50 within 10%: NOT under c (100%; chance does up to 35%), b (24%")
+    same = replace(kept, followed=(replace(kept.live[0], cached_share=0.52),))
+    assert verdicts([same])[-1] == "cached share of the live router's own choices within 1 point: NOT under a"
+    assert same.followed_off == pytest.approx(0.02) and same.followed_mark == "!"
+
+
+def test_with_the_live_choices_the_cached_share_is_no_chance() -> None:
+    """Steps take other times, so this policy chooses otherwise; the same choices find the same cached."""
+    mix = HotPrefix(apps=24, system_tokens=1_000, hot_share=0.0, user_tokens=120, output_tokens=12, per_s=4.0)
+    trace = hot_prefix_trace(mix, requests=300, seed=1)
+    settings = SimulationSettings(replica=ReplicaSettings(capacity_tokens=16_384), warmup_share=0.0)
+    plan = plan_arrivals(trace)
+
+    def steps(seed: int) -> SimulationSettings:
+        noise = [Sample(0.01 * (1 + k), 0.5 + k % 3) for k in range(9)]
+        return replace(settings, step_time=NoisyStepTime(PRESETS["emufleet"], noise, random.Random(seed)))
+
+    def run(seed: int) -> list[Outcome]:
+        return run_once(trace, plan, contender("prefix_affinity"), 2, 1, steps(seed))
+
+    live, other = run(1), run(2)
+    share = sum(one.cached_tokens for one in live) / sum(one.prompt_tokens for one in live)
+    assert [one.replica for one in live] != [one.replica for one in other]
+    made = followed(trace, live, 2, steps(2), 1)
+    assert made is not None and made.cached_share == pytest.approx(share, abs=0.005)
+    unknown = [*live[:-1], replace(live[-1], replica=None)]
+    assert followed(trace, unknown, 2, steps(2), 1) is None
+
+
+def test_what_other_programs_took_is_told(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 0 50 800 50 0 0 0 70 0\ncpu0 1 2 3\n")
+    before = cpu_times(stat)
+    if before is None:
+        pytest.skip("this system has no /proc")
+    assert (before.all_s, before.idle_s) == (1_000 / TICKS_PER_S, 850 / TICKS_PER_S)
+    after = replace(before, all_s=before.all_s + 10.0, idle_s=before.idle_s + 5.0, own_s=before.own_s + 2.0)
+    assert others_share(before, after) == pytest.approx(0.3)
+    assert others_share(before, before) is None and others_share(None, after) is None
+
+
 def test_who_sends_too_few_requests_is_told() -> None:
     sure, unsure = pair("sure", 1_000.0, 1_000.0), pair("unsure", 50.0, 50.0)
     assert "--rounds" not in meaning_of_marks([sure])
@@ -148,8 +212,7 @@ def test_a_simulated_router_reads_what_a_real_one_gets() -> None:
 def test_models_that_take_a_second_a_prompt_get_fewer_and_shorter_ones() -> None:
     tiny, real = usual_plan("tiny"), usual_plan("smollm2")
     assert (tiny.model, real.model) == ("tiny", "smollm2")
-    few = replace(real, policies=("round_robin", "predicted_finish"))
-    assert few.all_requests == 4 * 40 + 5 * 24  # each policy twice, measured runs around them
+    assert real.all_requests == 4 * 60 + 5 * 16  # two policies twice, measured runs around them
     tokens = [
         sum(request.prompt_tokens for request in plan.trace(plan.requests, 1).requests)
         for plan in (tiny, real)
