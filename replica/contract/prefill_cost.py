@@ -20,8 +20,6 @@ class PrefillCost:
     108.9
     >>> round(1000 * cost.seconds(400, 2_900), 1)         # warm: 2,900 of them cached
     17.0
-    >>> round(1000 * cost.saved_seconds(3_300, 2_900), 1)   # what the hit saves
-    91.9
     """
 
     fixed_s: float
@@ -33,10 +31,6 @@ class PrefillCost:
         return self.fixed_s + self.per_token_s * new_tokens * (
             1.0 + (position + new_tokens / 2.0) / self.attention_tokens
         )
-
-    def saved_seconds(self, prompt_tokens: int, cached_tokens: int) -> float:
-        """Prefill seconds that ``cached_tokens`` cached tokens save a prompt of ``prompt_tokens``."""
-        return self.seconds(prompt_tokens, 0) - self.seconds(prompt_tokens - cached_tokens, cached_tokens)
 
 
 @dataclass(frozen=True, slots=True)

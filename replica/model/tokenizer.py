@@ -72,11 +72,6 @@ class Tokenizer:
         """The token alone as text, with U+FFFD for bytes that are no text by themselves."""
         return self.token_bytes(token).decode("utf-8", errors="replace")
 
-    def id_of(self, text: str) -> int | None:
-        """The id of the token written exactly like this in the vocabulary."""
-        found: int | None = self._library.token_to_id(text)
-        return found
-
     def decode(self, tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """All of ``tokens`` as text."""
         data = b"".join(

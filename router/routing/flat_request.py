@@ -72,21 +72,6 @@ def whole_request(body: bytes) -> dict[str, Any] | None:
     return request if type(request) is dict else None
 
 
-def flat_request(body: bytes) -> dict[str, Any] | None:
-    """The same with long values as text, and without fields that nobody looks at. Cost: O(bytes), 2 ns each.
-
-    >>> request = flat_request(b'{"model": "m", "messages": [' + b'{"role": "u"}, ' * 9_000 + b'{}], "x": 1}')
-    >>> request["model"], type(request["messages"]), "x" in request
-    ('m', <class 'str'>, False)
-    >>> flat_request(b'{"prompt": [[' + b"17, " * 9_000 + b"17]]}")["prompt"].count
-    9001
-    >>> flat_request(b"{]"), flat_request(b'{"vllm_xargs": {' + b'"a": 1,' * 9_000 + b'"b": 1}}')
-    (None, None)
-    """
-    fields = read_fields(body)
-    return None if fields is None else request_of(fields)
-
-
 def read_fields(body: bytes) -> Any:
     """The fields of the object that ``body`` is, unread: for ``request_of``; ``None`` if it is none."""
     try:
@@ -96,7 +81,19 @@ def read_fields(body: bytes) -> Any:
 
 
 def request_of(fields: Any) -> dict[str, Any] | None:
-    """See ``flat_request``."""
+    """The same as ``whole_request``, but for long values, which are text, and fields that nobody looks at.
+
+    Cost, with ``read_fields``: O(bytes), 2 ns each. ``None``: it is no object, or cannot be read so.
+
+    >>> body = b'{"model": "m", "messages": [' + b'{"role": "u"}, ' * 9_000 + b'{}], "x": 1}'
+    >>> request = request_of(read_fields(body))
+    >>> request["model"], type(request["messages"]), "x" in request
+    ('m', <class 'str'>, False)
+    >>> request_of(read_fields(b'{"prompt": [[' + b"17, " * 9_000 + b"17]]}"))["prompt"].count
+    9001
+    >>> read_fields(b"{]"), request_of(read_fields(b'{"vllm_xargs": {' + b'"a": 1,' * 9_000 + b'"b": 1}}'))
+    (None, None)
+    """
     request: dict[str, Any] = {}
     try:
         for name in _FIELDS:

@@ -178,16 +178,6 @@ class ModelShape:
         """Bytes of the whole model in memory."""
         return (self.linear_weights * linear_bits + self.embedding_weights * embedding_bits) / 8.0
 
-    def weight_bytes_read(self, tokens: int, linear_bits: float, embedding_bits: float = 16.0) -> float:
-        """Bytes of weights that a step over ``tokens`` tokens reads, each once.
-
-        Of a mixture's experts those that any token was sent to.
-        """
-        read = float(self._attention_weights + self._always_read_mlp_weights)
-        if self.experts is not None:
-            read += self.expert_weights * self.experts.touched_share(tokens)
-        return (read * linear_bits + self.vocab * self.hidden * embedding_bits) / 8.0
-
     # Math
 
     @property
