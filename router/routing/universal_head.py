@@ -11,6 +11,8 @@ from typing import Final
 from router.routing.prompt_blocks import Prompt
 
 MOST_OF_TRAFFIC: Final = 0.5
+MOST_PAST_HEAD: Final = 1.25
+"""Who holds no more than so many times what most of the traffic begins with is not warmer for it."""
 COUNT_EVERY: Final = 7
 """Of so many requests one is counted; a prime, for traffic that has a rhythm."""
 ENOUGH: Final = 12

@@ -52,6 +52,7 @@ def request(
     utilization: float = 0.0,
     price: float = 0.0,
     copy_price: float = 1.0,
+    universal: int = 0,
 ) -> RoutingRequest:
     return RoutingRequest(
         now=0.0,
@@ -62,6 +63,7 @@ def request(
         decode_price=price,
         expected_output_tokens=100.0,
         copy_price=copy_price,
+        universal_tokens=universal,
     )
 
 

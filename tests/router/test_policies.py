@@ -187,41 +187,48 @@ def test_the_worked_example_of_the_spill_threshold(price: float, wait_ms: float,
 
 
 @pytest.mark.parametrize(
-    ("matched", "tokens", "newcomer"),
+    ("matched", "tokens", "universal", "newcomer"),
     [
-        ([2_900, 2_900, 0], [8_000, 8_000, 0], True),
-        ([2_900, 2_900, 0], [8_000, 8_000, 2_500], False),  # it has its share of work
-        ([2_900, 0, 0], [8_000, 8_000, 0], False),  # one that is busy lacks it, too: it is not everybody's
-        ([2_900, 0, 0], [8_000, 0, 0], False),  # one holder alone: nothing shows that others ask for it
+        ([2_900, 2_900, 0], [8_000, 8_000, 0], 2_900, True),
+        ([2_900, 2_900, 0], [8_000, 8_000, 2_500], 2_900, False),  # it has its share of work
+        ([2_900, 2_900, 0], [8_000, 8_000, 0], 2_000, False),  # a conversation goes on where its turns are
+        ([2_900, 2_900, 2_400], [8_000, 8_000, 0], 2_400, False),  # it holds that by now
+        ([2_900, 0, 0], [8_000, 8_000, 0], 0, False),  # nothing shows that most ask for it
     ],
 )
-def test_what_all_others_hold_is_computed_by_who_has_next_to_nothing_to_do(
-    matched: list[int], tokens: list[int], newcomer: bool
+def test_what_most_traffic_begins_with_is_computed_by_who_has_next_to_nothing_to_do(
+    matched: list[int], tokens: list[int], universal: int, newcomer: bool
 ) -> None:
     cost = given_cost(31e-6)
     candidates = [
         candidate(index, standing(decoding=int(some > 0), outstanding_tokens=some), cost)
         for index, some in enumerate(tokens)
     ]
-    decision = PrefixAffinity(random.Random(1)).choose(request(3_300, matched), candidates)
+    asked = request(3_300, matched, universal=universal)
+    decision = PrefixAffinity(random.Random(1)).choose(asked, candidates)
     assert (decision.replica == 2) is newcomer
     assert decision.reason is (Reason.SPILL if newcomer else Reason.WARM)
 
 
-@given(case=fleets(), price=st.sampled_from([0.0, 1.0, 2.5]))
+@given(case=fleets(), price=st.sampled_from([0.0, 1.0, 2.5]), universal=st.sampled_from([0.0, 0.5, 0.9]))
 @settings(deadline=None)
-def test_home_is_left_only_beyond_the_threshold(case: Case, price: float) -> None:
+def test_home_is_left_only_beyond_the_threshold(case: Case, price: float, universal: float) -> None:
     asked, candidates = case
+    asked.universal_tokens = int(universal * max(asked.matched_tokens))
     decision = PrefixAffinity(random.Random(1), price).choose(asked, candidates)
     longest = max(asked.matched_tokens)
     if decision.reason is Reason.SPILL:
         assert decision.matched_tokens < longest
         assert decision.extra_wait_s is not None and decision.spill_saved_s is not None
-        if decision.extra_wait_s <= (1 + price) * decision.spill_saved_s:  # all but idle ones are home
+        if (
+            decision.extra_wait_s <= (1 + price) * decision.spill_saved_s
+        ):  # an idle one lacks what all ask for
             mean = sum(one.outstanding_tokens for one in candidates) / len(candidates)
-            lack = [one for one in candidates if asked.matched_tokens[one.index] < longest]
-            assert len(candidates) - len(lack) >= 2
-            assert all(one.outstanding_tokens < mean / 4 for one in lack)
+            (chosen,) = [one for one in candidates if one.index == decision.replica]
+            assert chosen.outstanding_tokens < mean / 4
+            assert (
+                decision.matched_tokens < asked.universal_tokens <= longest <= 1.25 * asked.universal_tokens
+            )
     elif longest == 0:
         assert decision.reason is Reason.COLD
 

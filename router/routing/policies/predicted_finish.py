@@ -41,11 +41,10 @@ from router.routing.decision import Assessment, Decision, Reason
 from router.routing.policies.load_measure import IDLE_SHARE
 from router.routing.policies.same_state import same_state
 from router.routing.replica_state import ReplicaState
+from router.routing.universal_head import MOST_PAST_HEAD
 from router.routing.view import RoutingRequest
 
 MAX_LATER_ARRIVALS: Final = 32.0
-MOST_PAST_HEAD: Final = 1.25
-"""Who holds no more than so many times what most of the traffic begins with is not warmer for it."""
 
 
 class PredictedFinish:

@@ -8,8 +8,9 @@ W is the prefill backlog, T the request's own prefill there. The right side is t
 ``price`` 0 it is the break-even of this request alone. Example: 31 µs a token, 2,900 of 3,300 tokens
 cached at home, so T_A - T_H = 90 ms. 60 ms more queue at home: stay. 120 ms: spill.
 
-What everybody holds (a system prompt) is nobody's home: a replica that has just joined would never get any of
-it. So where all that are busy hold the longest match, one that lacks it and has next to nothing to do does.
+What most of the traffic begins with (``universal_head.py``) is nobody's home: a replica that has just joined
+would never get any of it. So where home holds little more, one that lacks it and has next to nothing to do is
+asked.
 """
 
 import random
@@ -20,12 +21,13 @@ from router.routing.policies.load_measure import IDLE_SHARE
 from router.routing.policies.own_delay import assess_own_delay
 from router.routing.policies.same_state import same_state
 from router.routing.replica_state import ReplicaState
+from router.routing.universal_head import MOST_PAST_HEAD
 from router.routing.view import RoutingRequest
 
 
 class PrefixAffinity:
     """Promise: home is left only if the extra wait there exceeds the spill threshold, or for a replica with
-    next to nothing to do where all the others are home."""
+    next to nothing to do that lacks what most of the traffic begins with."""
 
     samples = True
 
@@ -49,7 +51,8 @@ class PrefixAffinity:
         extra_wait = home.wait_s - best.wait_s
         lost = best.prefill_s - home.prefill_s
         spill = extra_wait > (1.0 + self._price) * lost and best.replica != home.replica
-        if not spill and others and (newcomer := self._newcomer(rows, tokens, doubts, longest)) is not None:
+        newcomer = None if spill else self._newcomer(request, rows, tokens, doubts, longest)
+        if newcomer is not None:
             best, spill = newcomer, True
             extra_wait, lost = home.wait_s - best.wait_s, best.prefill_s - home.prefill_s
         chosen = best if spill else home
@@ -70,22 +73,20 @@ class PrefixAffinity:
         )
 
     def _newcomer(
-        self, rows: Sequence[Assessment], tokens: dict[int, int], doubts: dict[int, float], longest: int
+        self,
+        request: RoutingRequest,
+        rows: Sequence[Assessment],
+        tokens: dict[int, int],
+        doubts: dict[int, float],
+        longest: int,
     ) -> Assessment | None:
-        """One with less than a quarter of the mean of outstanding tokens, if only such lack the match.
-
-        At least two hold it: of one alone it cannot be told whether anybody else will ask for it.
-        """
-        mean = sum(tokens.values()) / len(tokens)
-        lack, holders = [], 0
-        for row in rows:
-            if row.matched_tokens == longest:
-                holders += 1
-            elif tokens[row.replica] * IDLE_SHARE >= mean:
-                return None
-            else:
-                lack.append(row)
-        return self._least(lack, tokens, doubts) if lack and holders > 1 else None
+        """One with next to nothing to do that lacks the universal head, if home holds little more."""
+        universal = request.universal_tokens
+        if longest > MOST_PAST_HEAD * universal:
+            return None
+        idle = sum(tokens.values()) / (IDLE_SHARE * len(tokens))
+        lack = [row for row in rows if row.matched_tokens < universal and tokens[row.replica] < idle]
+        return self._least(lack, tokens, doubts) if lack else None
 
     def _least(
         self, rows: Sequence[Assessment], tokens: dict[int, int], doubts: dict[int, float]
