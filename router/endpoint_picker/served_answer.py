@@ -81,14 +81,5 @@ class ServedAnswer:
         if not booked.booked:
             return
         usage = self.usage = None if watch is None else watch.usage()
-        booked.finished(now, usage)
-        if usage is not None:
-            service.count_usage(usage)
-            if pick.admission is not None:
-                pick.admission.used(usage, now)
-        if service.request_log is not None:
-            matched = booked.decision.matched_tokens
-            service.request_log.answered(
-                pick.head, pick.body, pick.prompt, booked.name, matched, usage, self.ttft_s
-            )
+        pick.answered(booked, usage, self.ttft_s, now)
         service.send_released(now)

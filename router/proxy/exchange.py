@@ -26,7 +26,6 @@ from router.proxy.router_error import (
 )
 from router.proxy.service import Service
 from router.proxy.submission import Submission
-from router.proxy.tenant_request import without_salt
 from router.proxy.traced_request import Sent, traced
 from router.proxy.tries import Tries
 from router.routing.decision import NoReplica
@@ -139,11 +138,6 @@ class Exchange(Submission):
     def body_for(self, pool: ReplicaPool) -> bytes:
         """The client's body, with the tenant's cache salt if the replica takes it."""
         return self.body if pool.takes_salt else self.plain_body
-
-    @property
-    def plain_body(self) -> bytes:
-        """The body without the tenant's cache salt."""
-        return without_salt(self.body, self.salt_bytes)
 
     def pass_on(
         self, connection: ReplicaConnection, head: ResponseHead, data: bytes, start: int, now: float

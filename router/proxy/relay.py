@@ -131,22 +131,7 @@ class Relay:
         answer = self._answer
         if attempt.booked:
             usage = self.usage = answer.usage()
-            attempt.finished(now, usage)
-            if usage is not None:
-                service.count_usage(usage)
-                if exchange.admission is not None:
-                    exchange.admission.used(usage, now)
-            if service.request_log is not None:
-                matched = attempt.decision.matched_tokens
-                service.request_log.answered(
-                    exchange.head,
-                    exchange.plain_body,
-                    exchange.prompt,
-                    attempt.name,
-                    matched,
-                    usage,
-                    self.ttft_s,
-                )
+            exchange.answered(attempt, usage, self.ttft_s, now)
         if client.write_paused and attempt.connection is not None:
             attempt.connection.transport.resume_reading()
         attempt.give_back(now, reusable=answer.reusable and not service.shutting_down)

@@ -8,6 +8,7 @@ import logging
 from typing import Final
 
 from router.proxy.admission import Admission
+from router.proxy.booked import Booked
 from router.proxy.crowded_body import CHECK_FROM_BYTES, Parser, parser_of, promises_many
 from router.proxy.entrance import entrance_refusal
 from router.proxy.prefill_request import SPLIT_PATHS, splittable
@@ -15,11 +16,11 @@ from router.proxy.request_head import RequestHead
 from router.proxy.router_error import BODY_CROWDED, MODEL_NOT_FOUND, NO_REPLICA, RouterError
 from router.proxy.service import Service
 from router.proxy.settings import ProxySettings
-from router.proxy.tenant_request import take_in
+from router.proxy.tenant_request import take_in, without_salt
 from router.routing.decision import NoReplica
 from router.routing.flat_request import whole_request
 from router.routing.hold_queue import Held
-from router.routing.in_flight import InFlight
+from router.routing.in_flight import InFlight, Usage
 from router.routing.prompt_blocks import UNREADABLE, Prompt, read_prompt, text_prompt
 
 logger = logging.getLogger("warmroute.proxy")
@@ -184,6 +185,26 @@ class Submission:
             self.begin(flight, now)
 
     # --- its ends --------------------------------------------------------------------------------
+
+    @property
+    def plain_body(self) -> bytes:
+        """The body without the tenant's cache salt."""
+        return without_salt(self.body, self.salt_bytes)
+
+    def answered(self, booked: Booked, usage: Usage | None, ttft_s: float | None, now: float) -> None:
+        """The whole answer was passed on, with ``usage`` in it: the fleet learns from it, it is counted and
+        written down. The caller sends what is released by it."""
+        booked.finished(now, usage)
+        service, admission = self.service, self.admission
+        if usage is not None:
+            service.count_usage(usage)
+            if admission is not None:
+                admission.used(usage, now)
+        if service.request_log is not None:
+            matched = booked.decision.matched_tokens
+            service.request_log.answered(
+                self.head, self.plain_body, self.prompt, booked.name, matched, usage, ttft_s
+            )
 
     def stop_waiting(self, now: float) -> None:
         """Nobody wants it any more: its place in the router is free."""

@@ -3,11 +3,12 @@
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from router.config import parse_config
+from router.config import RequestLogConfig, parse_config
 from router.endpoint_picker.endpoints import Endpoints
 from router.endpoint_picker.ext_proc_pb2 import (
     BUFFERED,
@@ -22,6 +23,7 @@ from router.endpoint_picker.pick import Pick
 from router.proxy.counters import Counters
 from router.proxy.fleet_config import make_fleet
 from router.proxy.request_head import STEERING_HEADERS
+from router.proxy.request_log import RequestLog
 from router.proxy.service import Service
 from tests.fakes.proxy_rig import CHAT, CHAT_STREAM, until
 
@@ -307,6 +309,20 @@ def test_first_token_and_usage() -> None:
     )
     talk.answer_body(b"data: [DONE]\n\n", last=True)
     assert talk.at_rest() and (talk.counters.prompt_tokens, talk.counters.output_tokens) == (5, 2)
+
+
+def test_a_body_is_written_down_without_its_tenants_salt(tmp_path: Path) -> None:
+    tenants = {"salt_secret": "of-acme" * 4, "members": [{"name": "acme", "keys": ["sk-a"]}]}
+    talk = Talk(tenants=tenants)
+    file = tmp_path / "requests.jsonl"
+    log = RequestLog(RequestLogConfig(file=str(file), prompts="bodies"), talk.counters)
+    talk.service.request_log = log
+    talk.head(BUFFERED, authorization="Bearer sk-a")
+    (reply,) = talk.body()
+    assert b"cache_salt" in reply.request_body.response.body_mutation.body
+    talk.answer(last=True)
+    log.close()
+    assert json.loads(file.read_text())["body"] == CHAT_STREAM and talk.at_rest()
 
 
 def test_an_encoded_answer_is_passed_on_unread() -> None:
