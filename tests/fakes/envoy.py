@@ -17,8 +17,8 @@ import yaml
 
 from router.endpoint_picker.endpoint_picker import EndpointPicker
 from tests.fakes.fake_replica import FakeReplica
-from tests.fakes.proxy_rig import CHAT, until
-from tests.fakes.raw_client import RawAnswer, RawClient
+from tests.fakes.proxy_rig import Asking, until
+from tests.fakes.raw_client import RawClient
 from tests.fakes.redis_server import free_port
 from tests.fakes.router_rig import RouterRig, with_router
 
@@ -126,7 +126,7 @@ async def envoy(
             await process.wait()
 
 
-class PickerRig:
+class PickerRig(Asking):
     """What a scenario works with: fake replicas, the picker, and Envoy in front of them."""
 
     def __init__(self, rig: RouterRig, gateway: Envoy) -> None:
@@ -140,16 +140,6 @@ class PickerRig:
         client = await RawClient.connect(self.envoy.address)
         self.rig.clients.append(client)
         return client
-
-    async def ask(
-        self, body: bytes | dict[str, Any] = CHAT, path: str = "/v1/chat/completions", **fields: Any
-    ) -> RawAnswer:
-        """One request on a connection of its own."""
-        client = await self.client()
-        await client.post(body, path, **fields)
-        answer = await client.answer()
-        client.leave()
-        return answer
 
     def health(self) -> list[str]:
         """The state of each replica, as the picker sees it."""

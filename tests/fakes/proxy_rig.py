@@ -24,7 +24,25 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 CHAT_STREAM = {**CHAT, "stream": True}
 
 
-class Rig:
+class Asking:
+    """Whoever has an address that clients connect to."""
+
+    async def client(self) -> RawClient:
+        """A new connection."""
+        raise NotImplementedError
+
+    async def ask(
+        self, body: bytes | dict[str, Any] = CHAT, path: str = "/v1/chat/completions", **fields: Any
+    ) -> RawAnswer:
+        """One request on a connection of its own."""
+        client = await self.client()
+        await client.post(body, path, **fields)
+        answer = await client.answer(to_head=fields.get("method") == "HEAD")
+        client.leave()
+        return answer
+
+
+class Rig(Asking):
     """What a scenario works with."""
 
     def __init__(self, replicas: list[FakeReplica], config: RouterConfig) -> None:
@@ -49,16 +67,6 @@ class Rig:
         client = await RawClient.connect(self.plane.address, read_ahead=read_ahead)
         self.clients.append(client)
         return client
-
-    async def ask(
-        self, body: bytes | dict[str, Any] = CHAT, path: str = "/v1/chat/completions", **fields: Any
-    ) -> RawAnswer:
-        """One request on a connection of its own."""
-        client = await self.client()
-        await client.post(body, path, **fields)
-        answer = await client.answer(to_head=fields.get("method") == "HEAD")
-        client.leave()
-        return answer
 
     def drain(self, index: int, *, on: bool = True) -> None:
         """The operator drains a replica."""

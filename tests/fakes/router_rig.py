@@ -17,13 +17,13 @@ from router.proxy.assembly import Router
 from router.proxy.data_plane import DataPlane
 from router.proxy.request_path import MakeRequestPath
 from tests.fakes.fake_replica import FakeReplica
-from tests.fakes.proxy_rig import CHAT, until
+from tests.fakes.proxy_rig import Asking, until
 from tests.fakes.raw_client import RawAnswer, RawClient
 
 QUICK_HEALTH = {"interval_s": 0.05, "timeout_s": 0.3, "backoff_s": 0.1}
 
 
-class RouterRig:
+class RouterRig(Asking):
     """What a scenario works with."""
 
     def __init__(
@@ -81,16 +81,6 @@ class RouterRig:
         client = await RawClient.connect(self.router.data_plane.address)
         self.clients.append(client)
         return client
-
-    async def ask(
-        self, body: bytes | dict[str, Any] = CHAT, path: str = "/v1/chat/completions", **fields: Any
-    ) -> RawAnswer:
-        """One request on a connection of its own."""
-        client = await self.client()
-        await client.post(body, path, **fields)
-        answer = await client.answer()
-        client.leave()
-        return answer
 
     async def answered_by(self, requests: int = 4) -> set[str | None]:
         """Which replicas answer the next requests; needs ``expose_routing``."""
