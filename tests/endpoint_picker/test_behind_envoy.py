@@ -2,18 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 from itertools import takewhile
 from typing import Any
 
 import pytest
 
-from tests.fakes.envoy import PICKERS_HEALTHY, Config, PickerRig, filter_of, needs_envoy, with_envoy
+from tests.endpoint_picker.envoy_modes import HOLD, MODES, Change
+from tests.fakes.envoy import Config, PickerRig, needs_envoy, with_envoy
 from tests.fakes.fake_replica import (
     DONE_EVENT,
     LAST_CHUNK,
     STREAM_HEAD,
-    Close,
     Hang,
     Plan,
     SeenRequest,
@@ -34,24 +33,6 @@ BIG = {**CHAT, "messages": [{"role": "user", "content": "tell me all about it. "
 """Over 3 MiB."""
 SLOW_HEALTH = {"interval_s": 60.0, "timeout_s": 0.3, "failures_to_eject": 3}
 """Probed at the start alone."""
-
-
-def pieces_both_ways(config: Config) -> None:
-    """The example's."""
-    assert filter_of(config)["processing_mode"]["request_body_mode"] == "FULL_DUPLEX_STREAMED"
-
-
-def whole_request(config: Config) -> None:
-    """The other way that the documentation has."""
-    filter_of(config)["processing_mode"] = {
-        "request_body_mode": "BUFFERED",
-        "response_body_mode": "STREAMED",
-    }
-    config["static_resources"]["listeners"][0]["per_connection_buffer_limit_bytes"] = 8 << 20
-
-
-MODES = pytest.mark.parametrize("change", [pieces_both_ways, whole_request])
-Change = Callable[[Config], None]
 
 
 @MODES
@@ -302,9 +283,6 @@ def test_tenants_have_salts_of_their_own(change: Change) -> None:
     )
 
 
-HOLD: dict[str, Any] = {"policy": {"kind": "predicted_finish"}, "replicas": 1}
-
-
 def test_held_until_there_is_room() -> None:
     async def scenario(rig: PickerRig) -> None:
         gate = asyncio.Event()
@@ -338,104 +316,3 @@ def test_held_too_long_is_shed_and_so_is_one_too_many() -> None:
         assert shed.field("retry-after") == "5" and rig.rig.router.fleet.held == 0
 
     with_envoy(scenario, hold={"max_wait_s": 0.4, "max_requests": 1}, **HOLD)
-
-
-# --- leaving --------------------------------------------------------------------------------------
-
-
-@MODES
-def test_a_client_that_leaves_stops_the_replica(change: Change) -> None:
-    async def scenario(rig: PickerRig) -> None:
-        replica = rig.replicas[0]
-        for plan in ([Hang()], [Send(STREAM_HEAD + chunk(delta("hel"))), Hang()]):
-            replica.plans.append(plan)
-            client = await rig.client()
-            await client.post(CHAT_STREAM)
-            await until(lambda: replica.answering == 1)
-            if len(plan) > 1:
-                await client.head()
-            client.leave()
-            await until(lambda: not replica.answering and rig.rig.at_rest())
-        assert replica.aborted == 2 and rig.counters.requests == {("r0", 499): 2}
-        assert rig.counters.client_disconnects == 2
-
-    with_envoy(scenario, change=change, replicas=1)
-
-
-def test_a_client_that_leaves_before_its_turn_or_its_last_byte() -> None:
-    async def scenario(rig: PickerRig) -> None:
-        rig.replicas[0].default = [Hang()]
-        long = {**CHAT_STREAM, "messages": [{"role": "user", "content": "long ago and far away " * 20_000}]}
-        first, held, half = await rig.client(), await rig.client(), await rig.client()
-        await first.post(long)
-        await until(lambda: rig.seen() == [1])
-        await held.post(long)
-        await until(lambda: rig.rig.router.fleet.held == 1)
-        await half.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
-        await until(lambda: rig.counters.in_flight == 3)
-        for client, left in ((held, 2), (half, 1), (first, 0)):
-            client.leave()
-            await until(lambda left=left: rig.counters.in_flight == left)
-        assert rig.counters.requests == {("", 499): 2, ("r0", 499): 1} and rig.seen() == [1]
-
-    with_envoy(scenario, **HOLD)
-
-
-def test_an_answer_that_breaks_off_is_not_passed_for_whole() -> None:
-    async def scenario(rig: PickerRig) -> None:
-        gate = asyncio.Event()
-        rig.replicas[0].plans.append([Send(STREAM_HEAD + chunk(delta("hel"))), Wait(gate), Close()])
-        client = await rig.client()
-        await client.post(CHAT_STREAM)
-        await client.head()
-        assert await client.chunk() == delta("hel")
-        gate.set()
-        assert await client.chunk() is None, "no last chunk"
-        await until(lambda: not rig.counters.in_flight)
-        rig.replicas[0].plans.append([Send(stream(delta("hel"), done=False))])
-        assert (await rig.ask(CHAT_STREAM)).body == delta("hel")
-        await until(lambda: not rig.counters.in_flight)
-        assert rig.counters.broken_streams == 1, "the second: framed well, but without a mark of its end"
-
-    with_envoy(scenario, replicas=1)
-
-
-# --- without a picker -----------------------------------------------------------------------------
-
-
-def test_a_picker_that_is_down_leaves_round_robin_where_that_is_wanted() -> None:
-    def opened(config: Config) -> None:
-        filter_of(config)["failure_mode_allow"] = True
-
-    async def scenario(rig: PickerRig) -> None:
-        await rig.rig.router.data_plane.stop(0.0)
-        await rig.envoy.until(lambda page: page.endswith(": 0\n"), PICKERS_HEALTHY)
-        for _ in range(4):
-            assert (await rig.ask()).status == 200
-        assert rig.seen() == [2, 2] and not rig.counters.requests
-
-    with_envoy(scenario, change=opened)
-
-
-def test_a_picker_that_is_down_closes_the_gateway() -> None:
-    async def scenario(rig: PickerRig) -> None:
-        await rig.rig.router.data_plane.stop(0.0)
-        answers = [(await rig.ask()).status for _ in range(2)]
-        await rig.envoy.until(lambda page: page.endswith(": 0\n"), PICKERS_HEALTHY)
-        answers += [(await rig.ask()).status for _ in range(2)]
-        assert answers == [503] * 4 and rig.seen() == [0, 0]
-
-    with_envoy(scenario, keys={"public": ["right"]})
-
-
-def test_many_at_once_leave_nothing_behind() -> None:
-    async def scenario(rig: PickerRig) -> None:
-        bodies = [{**(CHAT_STREAM if n % 2 else CHAT), "user": "u" * n * 997} for n in range(120)]
-        answers = await asyncio.gather(*(rig.ask(body) for body in bodies))
-        assert {answer.status for answer in answers} == {200} and sum(rig.seen()) == 120
-        sent = sorted(len(one.body) for replica in rig.replicas for one in replica.requests)
-        assert sent == sorted(len(json.dumps(body)) for body in bodies)
-        await until(lambda: not rig.counters.in_flight)
-        assert sum(rig.counters.requests.values()) == 120
-
-    with_envoy(scenario, replicas=3)

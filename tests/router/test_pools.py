@@ -9,82 +9,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replica.contract.prefill_cost import DecodeCost, PrefillCost
+from replica.contract.prefill_cost import DecodeCost
 from router.proxy.explanation import explanation, lines
 from router.routing.calibration import DEFAULT_PREFILL
 from router.routing.decision import Decision, NoReplica, Reason
 from router.routing.fleet import Fleet
-from router.routing.fleet_settings import FleetSettings
 from router.routing.in_flight import InFlight, Usage
-from router.routing.kv_route import KvPull, KvRoute, Role, Step
+from router.routing.kv_route import KvPull, Role, Step
 from router.routing.policies import POLICIES
-from router.routing.prompt_blocks import Prompt, UniformLayout
-from router.routing.replica_state import ReplicaSpec
 from router.routing.retry import Failure
+from tests.router.pool_fleets import (
+    LONG,
+    SHORT,
+    fleet_of,
+    replica_spec,
+    route_of,
+    submitted,
+    two_pools,
+    two_steps,
+)
 from tests.router.test_fleet import BLOCK, at_rest, prompt
-
-LONG = tuple(range(1_000))
-"""16,003 tokens: 1.6 s of prefill, 116 ms to move."""
-SHORT = tuple(range(10))
-"""163 tokens: 16 ms of prefill, 27 ms to move."""
-PREFILL = PrefillCost(0.0, 1e-4, 1e12)
-DECODE = DecodeCost(0.01, 0.0)
-
-
-def replica_spec(name: str, role: Role = Role.BOTH, pull: KvPull = KvPull.WARMROUTE) -> ReplicaSpec:
-    return ReplicaSpec(
-        name,
-        f"http://{name}",
-        prefill=PREFILL,
-        decode=DECODE,
-        role=role,
-        kv_pull=pull,
-        kv_source=f"{name}:8400" if pull is not KvPull.VLLM else None,
-    )
-
-
-def fleet_of(*specs: ReplicaSpec, kind: str = "predicted_finish", hold: bool = False) -> Fleet:
-    fleet = Fleet(
-        specs,
-        POLICIES[kind](random.Random(1)),
-        FleetSettings(hold=hold),
-        layout=UniformLayout(BLOCK),
-        tokens_per_unit=1.0,
-    )
-    for index in range(len(specs)):
-        fleet.probe_succeeded(index, 0.0)
-    return fleet
-
-
-def two_pools(*, both: int = 0, pull: KvPull = KvPull.WARMROUTE, kind: str = "predicted_finish") -> Fleet:
-    """0: prefill, 1 and 2: decode, then some that do both."""
-    return fleet_of(
-        replica_spec("p", Role.PREFILL, pull),
-        replica_spec("d1", Role.DECODE, pull),
-        replica_spec("d2", Role.DECODE, pull),
-        *(replica_spec(f"b{number}", Role.BOTH, pull) for number in range(both)),
-        kind=kind,
-    )
-
-
-def route_of(decision: Decision) -> KvRoute:
-    assert decision.route is not None
-    return decision.route
-
-
-def submitted(fleet: Fleet, asked: Prompt, now: float = 0.0) -> InFlight:
-    made = fleet.submit(asked, now, two_steps=True)
-    assert isinstance(made, InFlight)
-    return made
-
-
-def two_steps(fleet: Fleet, asked: Prompt, now: float) -> InFlight:
-    """Through the prefill pool; the flight of the second step."""
-    first = submitted(fleet, asked, now)
-    assert route_of(first.decision).step is Step.PREFILL
-    fleet.finished(first, now + first.decision.prefill_s, Usage(asked.units, 1, 0))
-    decision = fleet.decide_answerer(asked, now + first.decision.prefill_s, first.replica)
-    return fleet.sent(asked, decision, now + first.decision.prefill_s)
 
 
 def test_a_fleet_without_roles_decides_as_it_did_and_its_decisions_have_no_route() -> None:
@@ -276,83 +220,6 @@ def test_vllm_pools_hand_over_but_name_no_other_source() -> None:
     fleet.drained(second.replica.index, 3.0)
     after = submitted(fleet, prompt(*LONG, 8), 4.0).decision
     assert route_of(after).step in (Step.PREFILL, Step.DIRECT)
-
-
-def test_without_roles_a_replica_pulls_what_another_holds_where_that_is_cheaper() -> None:
-    fleet = fleet_of(replica_spec("a"), replica_spec("b"))
-    asked = prompt(*LONG)
-    home = fleet.sent(asked, fleet.decide(asked, 0.0), 0.0)
-    fleet.first_token(home, 1.6)
-    fleet.finished(home, 2.0, Usage(asked.units, 10, 0))
-    assert fleet.decide(asked, 2.0).replica == home.replica.index, "where it is costs nothing"
-    for _ in range(5):
-        fleet.sent(
-            prompt(*(random.Random(9).choices(range(10**6), k=900))),
-            Decision(home.replica.index, Reason.COLD, 0, 0.0, 1.4),
-            2.0,
-        )
-    decision = fleet.decide(asked, 2.0)
-    assert decision.replica != home.replica.index and decision.reason is Reason.SPILL
-    route = route_of(decision)
-    assert (route.step, route.other, decision.matched_tokens) == (Step.PULL, home.replica.index, 0)
-    missing = asked.units - route.tokens
-    assert decision.prefill_s == pytest.approx(route.transfer_s + missing * 1e-4, abs=1e-6)
-
-
-def test_a_pull_that_takes_longer_than_computing_is_not_named() -> None:
-    fleet = fleet_of(replica_spec("a"), replica_spec("b"))
-    asked = prompt(*SHORT)
-    home = fleet.sent(asked, fleet.decide(asked, 0.0), 0.0)
-    fleet.finished(home, 0.1, Usage(asked.units, 10, 0))
-    fleet.drained(home.replica.index, 0.1)
-    assert route_of(fleet.decide(asked, 0.2)).step is Step.DIRECT
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.integers(2, 60_000),
-    st.floats(0.0, 2.0),
-    st.floats(1e-9, 1e-3),
-    st.floats(1e-6, 1e-3),
-    st.floats(1_000.0, 1e12),
-)
-def test_a_pull_is_priced_as_what_it_takes_and_never_more_than_computing(
-    tokens: int, fixed_s: float, token_s: float, prefill_token_s: float, attention_tokens: float
-) -> None:
-    prefill = PrefillCost(0.001, prefill_token_s, attention_tokens)
-    specs = [
-        replace(replica_spec(name), prefill=prefill, transfer_fixed_s=fixed_s, transfer_token_s=token_s)
-        for name in ("a", "b")
-    ]
-    fleet = fleet_of(*specs)
-    asked = prompt(*range(tokens // BLOCK), tail=tokens % BLOCK + 1)
-    fleet.index.insert(0, asked.keys)
-    fleet.replicas[0].room_price_s = 1e9
-    decision = fleet.decide(asked, 0.0)
-    assert decision.replica == 1
-    computed_s = prefill.seconds(asked.units)
-    assert decision.prefill_s <= computed_s * (1 + 1e-6) + 1e-9
-    if route_of(decision).step is Step.PULL:
-        route = route_of(decision)
-        assert decision.prefill_s == pytest.approx(
-            route.transfer_s + prefill.seconds(asked.units - route.tokens, route.tokens), rel=1e-6
-        )
-
-
-def test_a_transfer_teaches_what_transfers_take_and_nothing_about_prefill() -> None:
-    fleet = two_pools()
-    before = fleet.replicas[1].cost.prefill_s(10_000, 0)
-    declared = fleet.replicas[1].transfer.seconds(16_000, 0.0)
-    asked = prompt(*LONG)
-    for turn in range(20):
-        now = 100.0 * turn
-        second = two_steps(fleet, prompt(turn, *LONG), now)
-        fleet.first_token(second, second.sent_at + 0.8)
-        fleet.finished(second, second.sent_at + 2.0, Usage(asked.units, 20, asked.units - 1))
-    fitted = [fleet.replicas[index].transfer.seconds(16_000, 1_910.0) for index in (1, 2)]
-    assert max(fitted) > 4 * declared, "it takes 0.8 s here, not 0.095"
-    assert fleet.replicas[1].cost.prefill_s(10_000, 0) == pytest.approx(before, rel=0.05)
-    assert at_rest(fleet)
 
 
 @pytest.mark.parametrize("kind", sorted(POLICIES))
