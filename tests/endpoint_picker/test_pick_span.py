@@ -8,8 +8,8 @@ import pytest
 
 from router.endpoint_picker.endpoint_picker import EndpointPicker
 from router.endpoint_picker.ext_proc_pb2 import ProcessingRequest
+from tests.endpoint_picker.talk import add
 from tests.endpoint_picker.test_port import channel_to, ended, stream
-from tests.endpoint_picker.test_protocol import add
 from tests.fakes.envoy import PickerRig, needs_envoy, with_envoy
 from tests.fakes.fake_replica import Hang, Send, sized
 from tests.fakes.otlp_receiver import ERROR, SERVER, OtlpReceiver, SeenSpan, otlp_receiver

@@ -16,7 +16,7 @@ from router.endpoint_picker.endpoint_picker import EndpointPicker
 from router.endpoint_picker.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from router.endpoint_picker.messages import SERVICE
 from router.proxy.assembly import Router
-from tests.endpoint_picker.test_protocol import add
+from tests.endpoint_picker.talk import add
 from tests.fakes.fake_replica import FakeReplica
 from tests.fakes.proxy_rig import until
 from tests.fakes.router_process import router_process

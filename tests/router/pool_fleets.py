@@ -11,7 +11,7 @@ from router.routing.kv_route import KvPull, KvRoute, Role, Step
 from router.routing.policies import POLICIES
 from router.routing.prompt_blocks import Prompt, UniformLayout
 from router.routing.replica_state import ReplicaSpec
-from tests.router.test_fleet import BLOCK
+from tests.router.small_fleet import BLOCK
 
 LONG = tuple(range(1_000))
 """16,003 tokens: 1.6 s of prefill, 116 ms to move."""

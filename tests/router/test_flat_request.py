@@ -10,7 +10,7 @@ from router.routing.flat_request import whole_request
 from router.routing.prompt_blocks import Prompt, read_prompt, text_prompt
 from tests.fakes.fake_replica import completion
 from tests.fakes.proxy_rig import Rig, with_rig
-from tests.router.test_tenants import tenants
+from tests.fakes.tenants import tenants
 
 MANY = 9_000
 

@@ -4,7 +4,7 @@ import pytest
 
 from router.routing.health import Health, HealthSettings, HealthState
 from router.routing.retry import Failure, RetryBudget, RetrySettings
-from tests.router.test_fleet import make_fleet, prompt
+from tests.router.small_fleet import make_fleet, prompt
 
 SETTINGS = HealthSettings(failures_to_eject=3, probe_failures_to_eject=2, backoff_s=1.0, max_backoff_s=4.0)
 

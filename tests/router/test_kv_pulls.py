@@ -12,7 +12,7 @@ from router.routing.decision import Decision, Reason
 from router.routing.in_flight import Usage
 from router.routing.kv_route import Step
 from tests.router.pool_fleets import LONG, SHORT, fleet_of, replica_spec, route_of, two_pools, two_steps
-from tests.router.test_fleet import BLOCK, at_rest, prompt
+from tests.router.small_fleet import BLOCK, at_rest, prompt
 
 
 def test_without_roles_a_replica_pulls_what_another_holds_where_that_is_cheaper() -> None:

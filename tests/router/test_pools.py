@@ -28,7 +28,7 @@ from tests.router.pool_fleets import (
     two_pools,
     two_steps,
 )
-from tests.router.test_fleet import BLOCK, at_rest, prompt
+from tests.router.small_fleet import BLOCK, at_rest, prompt
 
 
 def test_a_fleet_without_roles_decides_as_it_did_and_its_decisions_have_no_route() -> None:

@@ -12,7 +12,7 @@ from router.routing.prompt_blocks import Prompt
 from tests.fakes.fake_replica import STREAM_HEAD, Hang, Send
 from tests.fakes.proxy_rig import CHAT, CHAT_STREAM, LIMIT_S, Rig, with_rig
 from tests.fakes.raw_client import RawAnswer
-from tests.router.test_fleet import make_fleet, prompt, send
+from tests.router.small_fleet import make_fleet, prompt, send
 
 HEALTH = HealthSettings(backoff_s=1.0, silent_after_s=30.0, silent_factor=5.0)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.fakes.proxy_rig import CHAT, Rig, until, with_rig
 from tests.fakes.raw_client import RawAnswer, RawClient
-from tests.router.test_tenants import A, B, code, limited, tenants
+from tests.fakes.tenants import A, B, code, limited, tenants
 
 BODY = b'{"model":"m","prompt":"' + b"x" * 40_000 + b'"}'
 

@@ -13,7 +13,7 @@ import pytest
 from tests.fakes.fake_replica import DONE_EVENT, LAST_CHUNK, STREAM_HEAD, Send, Wait, chunk, delta, event
 from tests.fakes.proxy_rig import CHAT, CHAT_STREAM, Rig, until, with_rig
 from tests.fakes.router_rig import RouterRig, with_router
-from tests.router.test_tenants import tenants
+from tests.fakes.tenants import tenants
 
 
 def _series(page: bytes) -> set[str]:
