@@ -7,7 +7,8 @@ many rows there are, but for a single row and where FEW_ROWS is named.
 
 For a few rows only the memory's speed counts, and there oneDNN leaves much of it unused: on one core of a
 Zen 4 its bf16 kernels read 12 GB/s, FBGEMM's fp16 ones 20, a plain loop 27. All matrices of SmolLM2-135M for
-1 / 4 / 8 rows: 21 / 19 / 24 ms with oneDNN, 12 / 17 / 28 with FBGEMM.
+1 / 4 / 8 rows: 21 / 19 / 24 ms with oneDNN, 12 / 17 / 28 with FBGEMM. With AMX (one core
+of an Emerald Rapids) it is the other way round: 30 / 31 / 29 with oneDNN, 48 / 52 / 57 with FBGEMM.
 """
 
 from collections.abc import Iterable
@@ -16,10 +17,12 @@ from typing import Protocol
 import torch
 import torch.nn.functional as functional
 
+from replica.model.processor import has_amx
+
 LAYOUT_ROWS = 512
 """oneDNN lays a matrix out for this many rows; fewer are as fast as with a layout of their own."""
 FEW_ROWS = 4
-"""Up to this many rows FBGEMM's fp16 kernels are faster than oneDNN's for bf16."""
+"""Up to this many rows FBGEMM's fp16 kernels are faster than oneDNN's for bf16 without AMX."""
 _LARGEST_HALF_ERROR = 2.0**-9
 """Relative to the largest weight of its row; what rounding to bf16 does to a number as large."""
 
@@ -90,7 +93,9 @@ class FewRowsMatrix:
 
     @staticmethod
     def suits(weight: torch.Tensor) -> bool:
-        """There are such kernels here, and fp16 holds ``weight`` as well as bf16 needs it."""
+        """Such kernels are the faster ones here, and fp16 holds ``weight`` as well as bf16 needs it."""
+        if has_amx():
+            return False
         if weight.dtype != torch.bfloat16 or torch.backends.quantized.engine not in ("x86", "fbgemm"):
             return False
         exact = weight.float()

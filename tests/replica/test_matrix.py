@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from replica.model import matrix as matrix_module
 from replica.model import weights as weights_module
 from replica.model.fingerprint import fingerprint
 from replica.model.load import load_model
@@ -10,6 +11,13 @@ from replica.model.matrix import FEW_ROWS, FewRowsMatrix, OneDnnMatrix, matrix
 
 ROUNDING = 2.0**-8
 """A result is one bf16 number, of 8 bits."""
+
+
+@pytest.fixture(autouse=True)
+def without_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processor is one on which a second layout pays."""
+    monkeypatch.setattr(matrix_module, "has_amx", lambda: False)
+
 
 kernels_are_here = pytest.mark.skipif(
     torch.backends.quantized.engine not in ("x86", "fbgemm"), reason="no FBGEMM for this processor"
@@ -55,6 +63,12 @@ def test_few_rows_take_the_second_layout_and_many_the_first() -> None:
 )
 def test_a_weight_that_fp16_does_not_hold_has_one_layout(scale: float, why_not: str) -> None:
     assert isinstance(matrix(_weight(scale=scale), twice=True), FewRowsMatrix) == (not why_not)
+
+
+@kernels_are_here
+def test_with_amx_the_first_layout_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix_module, "has_amx", lambda: True)
+    assert not isinstance(matrix(_weight(), twice=True), FewRowsMatrix)
 
 
 def test_fp32_weights_have_one_layout() -> None:
