@@ -2,16 +2,18 @@
 
 K and V are gathered block by block into a workspace. In decode the query heads that share a KV head become
 its query rows, which keeps bf16 on the fast kernel. A chunk after a prefix is never given to ``is_causal``:
-torch aligns that mask to the top left, which is wrong when queries are fewer than keys. In bf16 a chunk's
-attention is made of matrix products (``attention_products``).
+torch aligns that mask to the top left, which is wrong when queries are fewer than keys. In bf16 a
+chunk goes to the fused kernel in runs of queries, folded as in decode, where the processor has AMX; elsewhere
+its attention is made of matrix products (``attention_products``).
 """
 
 import torch
 import torch.nn.functional as functional
 
 from replica.model.attention_masks import AttentionMasks
-from replica.model.attention_products import ChunkProducts
+from replica.model.attention_products import QUERY_RUN, ChunkProducts
 from replica.model.paged_kv import PagedKv
+from replica.model.processor import has_amx
 from replica.model.step_plan import DecodeGroup, PrefillSpan, StepPlan
 
 QUERY_ROWS = 4
@@ -42,7 +44,7 @@ class PagedAttention:
         a plan that pads contexts, and SPARE_ROWS.
         """
         masks = AttentionMasks(out.dtype)
-        self._parts: list[_DecodeCall | _FusedChunk | ChunkProducts] = [
+        self._parts: list[_DecodeCall | _FusedChunk | _FoldedChunk | ChunkProducts] = [
             _DecodeCall(group, kv, heads, out, masks, QUERY_ROWS if batch_invariant else 1)
             for group in plan.decodes
         ]
@@ -50,7 +52,8 @@ class PagedAttention:
             unit = QUERY_ROWS if batch_invariant else 1
             self._parts += [_FusedChunk(span, kv, out, masks, unit) for span in plan.prefills]
         else:
-            self._parts += [ChunkProducts(span, kv, heads, out, masks) for span in plan.prefills]
+            form = _FoldedChunk if has_amx() else ChunkProducts
+            self._parts += [form(span, kv, heads, out, masks) for span in plan.prefills]
 
     def __call__(self, layer: int, window: int | None, queries: torch.Tensor, kv: torch.Tensor) -> None:
         """Attend and write into ``out``.
@@ -133,3 +136,47 @@ class _FusedChunk:
             enable_gqa=True,
         )
         self._out.view(rows, *attended.shape[1::2]).copy_(attended[0].transpose(0, 1)[:rows])
+
+
+class _FoldedChunk:
+    """A chunk in one call of the fused kernel for each run of queries, the heads of a group as query rows.
+
+    One core with AMX, ms a layer of SmolLM2: 105 queries after 903 keys 1.3, 489 after 512 6.8; by matrix
+    products 1.6 and 9.1.
+    """
+
+    def __init__(
+        self, span: PrefillSpan, kv: PagedKv, heads: int, out: torch.Tensor, masks: AttentionMasks
+    ) -> None:
+        rows, self._group = span.stop - span.first, heads // kv.heads
+        self._span = span
+        self._masks = masks
+        self._context = None if span.blocks is None else kv.context(span.blocks)
+        self._out = out[span.first : span.stop].view(rows, kv.heads, self._group, kv.head_dim)
+        self._by_head = torch.empty(kv.heads, rows, self._group, kv.head_dim, dtype=out.dtype)
+        self._folded = self._by_head.flatten(1, 2)[None]
+
+    def __call__(self, layer: int, window: int | None, queries: torch.Tensor, kv: torch.Tensor) -> None:
+        span, group = self._span, self._group
+        self._by_head.copy_(queries[span.first : span.stop].view(self._out.shape).transpose(0, 1))
+        if self._context is None:
+            context = kv[span.first : span.stop]
+        else:
+            self._context.load(layer)
+            context = self._context.values.flatten(0, 1)
+        keys, values = context.transpose(0, 1)[None].chunk(2, 1)
+        rows = span.stop - span.first
+        for first in range(0, rows, QUERY_RUN):
+            stop = min(first + QUERY_RUN, rows)
+            begin = 0 if window is None else max(0, span.prefix + first - window + 1)
+            end = span.prefix + stop
+            attended = functional.scaled_dot_product_attention(
+                self._folded[:, :, first * group : stop * group],
+                keys[:, :, begin:end],
+                values[:, :, begin:end],
+                attn_mask=self._masks.chunk(
+                    stop - first, end - begin, span.prefix + first - begin, window, group
+                ),
+            )
+            by_head = attended.view(-1, stop - first, *self._by_head.shape[2:])
+            self._out[first:stop].copy_(by_head.transpose(0, 1))

@@ -10,23 +10,25 @@ class AttentionMasks:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._chunks: dict[tuple[int, int, int, int | None], torch.Tensor] = {}
+        self._chunks: dict[tuple[int, int, int, int | None, int], torch.Tensor] = {}
         self._decodes: dict[tuple[int, int], torch.Tensor] = {}
 
-    def chunk(self, rows: int, context: int, prefix: int, window: int | None) -> torch.Tensor:
-        """[rows, context]: query row i, at position prefix + i, sees keys up to its own position.
+    def chunk(self, rows: int, context: int, prefix: int, window: int | None, group: int = 1) -> torch.Tensor:
+        """[rows * group, context]: query i, at position prefix + i, sees keys up to its own position.
+
+        Each query is ``group`` rows, one for each head of its group.
 
         >>> AttentionMasks(torch.float32).chunk(2, 4, 1, None).tolist()
         [[0.0, 0.0, -inf, -inf], [0.0, 0.0, 0.0, -inf]]
         """
-        key = (rows, context, prefix, window)
+        key = (rows, context, prefix, window, group)
         found = self._chunks.get(key)
         if found is None:
             found = torch.full((rows, context), float("-inf"), dtype=self._dtype).triu_(prefix + 1)
             if window is not None:
                 at = torch.arange(prefix, prefix + rows)[:, None]
                 found.masked_fill_(torch.arange(context) <= at - window, float("-inf"))
-            self._chunks[key] = found
+            self._chunks[key] = found = found.repeat_interleave(group, 0) if group > 1 else found
         return found
 
     def decode(self, group: DecodeGroup, window: int) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from replica.batch import Batch, Work
+from replica.model import attention
 from replica.model.hf_export import export_model
 from replica.model.load import load_model
 from replica.model.runner import ModelRunner
@@ -188,9 +189,13 @@ def test_bf16_stays_near_fp32() -> None:
     assert torch.nn.functional.cosine_similarity(results[0], results[1], dim=0) > 0.99
 
 
+@pytest.mark.parametrize("amx", [True, False])
 @pytest.mark.parametrize("window", [None, 24, 150])
-def test_attention_in_runs_of_queries_is_the_fused_kernels(window: int | None) -> None:
-    """bf16: the fused kernel serves batch_invariant, matrix products the rest."""
+def test_attention_in_runs_of_queries_is_the_fused_kernels(
+    window: int | None, amx: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bf16: the fused kernel in one call serves batch_invariant, in runs of queries or products the rest."""
+    monkeypatch.setattr(attention, "has_amx", lambda: amx)
     model = load_model("tiny", "bf16")
     model = replace(model, shape=replace(model.shape, windows=(window, None)))
     tokens = [(13 * i + i // 5) % 256 for i in range(300)]
