@@ -58,6 +58,8 @@ class Decoder:
         hidden = torch.zeros(rows, shape.hidden)
         hidden[:tokens] = self._weights.embedding.index_select(0, plan.tokens)
         attended = torch.zeros(rows, shape.heads * shape.head_dim, dtype=self._dtype)
+        exact = torch.empty_like(hidden)
+        room = (exact, exact if self._dtype == torch.float32 else torch.empty_like(hidden, dtype=self._dtype))
         turns = self._turns.index_select(0, plan.positions)[:, None]
         attend = PagedAttention(plan, self.kv, shape.heads, attended, batch_invariant=self._batch_invariant)
         rotate = _Rotation(turns, shape, self._dtype)
@@ -66,7 +68,7 @@ class Decoder:
             recur = LinearAttention(plan.states, self._states, shape.norm_eps)
         for number, layer in enumerate(self._weights.layers):
             attention_norm, ffn_norm = self._norms[number]
-            normed = self._norm(hidden, attention_norm)
+            normed = self._norm(hidden, attention_norm, room)
             queries, kv = self._queries_keys_values(layer, normed, tokens, rotate)
             if layer.decay is not None and recur is not None:
                 recur(number, queries, kv, layer.decay(normed), attended[:tokens])
@@ -76,7 +78,7 @@ class Decoder:
             hidden += layer.output(attended)
             if layer.output_bias is not None:
                 hidden += layer.output_bias
-            gate, up = layer.gate_up(self._norm(hidden, ffn_norm)).chunk(2, 1)
+            gate, up = layer.gate_up(self._norm(hidden, ffn_norm, room)).chunk(2, 1)
             # Not in place: the halves of gate_up lie apart, and the product would copy them together again.
             hidden += layer.down(functional.silu(gate).mul_(up))
         return self._logits(hidden, plan.sampled), bool(hidden[:tokens].sum().isfinite())
@@ -110,11 +112,21 @@ class Decoder:
         logits = self._weights.head(self._norm(chosen, self._weights.norm))[:samples]
         return logits.float().contiguous()
 
-    def _norm(self, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """``values`` over their root mean square, times ``weight``, in the weights' type."""
+    def _norm(
+        self,
+        values: torch.Tensor,
+        weight: torch.Tensor,
+        room: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """``values`` over their root mean square, times ``weight``, in the weights' type.
+
+        ``room``: memory for the result, in fp32 and in that type; else it is fresh.
+        """
         length = torch.linalg.vector_norm(values, dim=-1, keepdim=True, dtype=torch.float32)
         scale = torch.addcmul(self._norm_eps, length, length, value=1 / values.shape[-1]).rsqrt_()
-        return (values * scale).mul_(weight).to(self._dtype)
+        if room is None:
+            return (values * scale).mul_(weight).to(self._dtype)
+        return room[1].copy_(torch.mul(values, scale, out=room[0]).mul_(weight))
 
 
 class _Rotation:
