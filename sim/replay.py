@@ -72,6 +72,8 @@ class Replay:
     """Answers that told no usage: they count as uncached, and have no time per token."""
     outcomes: tuple[Outcome, ...] = ()
     """By position in the plan of arrivals."""
+    replicas: tuple[str, ...] = ()
+    """Names of those that outcomes count, where the router tells them."""
 
 
 async def replay(
@@ -234,7 +236,7 @@ class _Sender:
         without_usage = sum(
             1 for sent in self._answers if sent and sent[2].error is None and sent[2].output_tokens is None
         )
-        return Replay(result, cold_us, without_usage, tuple(outcomes))
+        return Replay(result, cold_us, without_usage, tuple(outcomes), tuple(names))
 
     def _ideal(self, outcomes: Sequence[Outcome]) -> float | None:
         measured_from_s = warmup_end_s(outcomes, self._settings.warmup_share)

@@ -147,5 +147,8 @@ def _real(args: argparse.Namespace) -> tuple[list[Pair], dict[str, object], str]
         "others_share": made.others_share,
     }
     if (others := made.others_share) is not None and others > MOST_OTHER_WORK:
-        title += f"\nother programs took {others:.0%} of the machine meanwhile: times say little"
-    return pairs_of(made.live, made.simulated, made.followed), told, title
+        title += (
+            f"\nother programs took {others:.0%} of the machine meanwhile: times, and what is chosen by "
+            "them, say little"
+        )
+    return pairs_of(made.live, made.simulated, made.followed, made.same_decisions), told, title

@@ -26,6 +26,7 @@ from sim.bench.exact_trace import exact_trace, tokens_of
 from sim.bench.followed import followed
 from sim.bench.other_work import cpu_times, others_share
 from sim.bench.replica_model import ReplicaModel, replica_model, tuned
+from sim.bench.same_decisions import same_decisions
 from sim.calibrate.measure import Measurements, MeasureSettings, measure
 from sim.contender import contender
 from sim.demo.local_fleet import LocalReplica, ReplicaPlan, forget_prefixes, start_replicas, start_router
@@ -115,7 +116,7 @@ def usual_plan(model: str) -> HttpFidelityPlan:
         return HttpFidelityPlan()
     return HttpFidelityPlan(
         model,
-        requests=60,
+        requests=40,
         rounds=2,
         apps=12,
         system_tokens=120,
@@ -141,6 +142,8 @@ class HttpFidelity:
     """By policy, of each round several seeds."""
     followed: tuple[tuple[Result | None, ...], ...]
     """By policy, of each round one simulation in which the live router's choices were made."""
+    same_decisions: tuple[tuple[float | None, ...], ...]
+    """By policy, of each round what share of the live router's decisions the simulated one makes, too."""
     others_share: float | None
     """Of the machine, what other programs took during the live runs; ``None`` where that is not told."""
 
@@ -254,11 +257,18 @@ async def http_fidelity(
         )
         for runs in live
     )
+    alike = tuple(
+        tuple(
+            _same_decisions(plan, policy, sent, run, model, [replica.name for replica in replicas])
+            for sent, run in zip(compared, runs, strict=True)
+        )
+        for policy, runs in zip(plan.policies, live, strict=True)
+    )
     results = tuple(
         tuple(replace(run.result, policy=policy) for run in runs)
         for policy, runs in zip(plan.policies, live, strict=True)
     )
-    return HttpFidelity(model, rate, results, simulated, same_choices, others)
+    return HttpFidelity(model, rate, results, simulated, same_choices, alike, others)
 
 
 def _paces_of(model: ReplicaModel, policy: int, policies: int) -> list[float]:
@@ -284,6 +294,16 @@ def _simulated(
         )
         progress(f"simulated {policy}, {sent.settings.salt}", len(made), SIMULATED_SEEDS)
     return tuple(made)
+
+
+def _same_decisions(
+    plan: HttpFidelityPlan, policy: str, sent: Sent, run: Replay, model: ReplicaModel, names: Sequence[str]
+) -> float | None:
+    """Of one round; replicas that got nothing come last."""
+    places = [names.index(name) for name in run.replicas]
+    places += [place for place in range(len(names)) if place not in places]
+    settings = replace(_settings(plan, model, plan.seed), read_prompt=reader(sent.exact, sent.bodies))
+    return same_decisions(sent.exact, run.outcomes, places, policy, settings, plan.seed)
 
 
 async def _measured(
