@@ -16,6 +16,7 @@ from router.config import RouterConfig
 from router.config_errors import ConfigError, named_in_errors
 from router.discovery.discovery import Discovery, Running
 from router.discovery.union import united
+from router.ended_tasks import unheard_faults
 from router.log_lines import start_log, use_log_config
 from router.proxy.added_replicas import AddedReplicas
 from router.proxy.admin import Admin
@@ -306,6 +307,7 @@ async def _serve(
     with named_in_errors(file):
         router = Router(config, load, make_path, file)
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(unheard_faults)
     stop = asyncio.Event()
     tasks: set[asyncio.Task[None]] = set()
 

@@ -1,10 +1,12 @@
 """Background tasks end, whatever swallows their first cancellation."""
 
 import asyncio
+import gc
+import socket
 
 import pytest
 
-from router.ended_tasks import end_tasks
+from router.ended_tasks import end_tasks, unheard_faults
 
 
 @pytest.mark.parametrize("swallowed", [0, 1, 3])
@@ -44,3 +46,19 @@ def test_a_task_that_failed_is_no_obstacle() -> None:
         await end_tasks([])
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("fault", "lines"), [(socket.gaierror(-2, "no such name"), 0), (OSError("other"), 1)]
+)
+def test_a_name_that_nobody_waits_for_is_no_error(
+    fault: OSError, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(unheard_faults)
+        loop.create_future().set_exception(fault)  # and nobody holds it
+        gc.collect()
+
+    asyncio.run(scenario())
+    assert len(caplog.records) == lines
