@@ -1,9 +1,11 @@
 """How ``warmroute top`` shows a fleet: a picture on a terminal, plain lines elsewhere."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -19,26 +21,63 @@ _COLUMNS = (
     "replica", "health", "in flight", "queued ms", "held", "decoding", "speed", "index / capacity", "credit",
     "hit share", "decisions", "errors",
 )  # fmt: skip
+_MATTER_MOST = (
+    "health", "in flight", "queued ms", "errors", "hit share", "held", "decoding", "credit", "speed",
+    "index / capacity", "decisions",
+)  # fmt: skip
+"""Beside the name: what a narrow terminal shows first."""
+_AROUND = 3
+"""Characters of a column beside its cells: padding and the gap."""
+_NAME_SHARE, _NAME_LEAST = 1 / 3, 12
+"""Of the width, and in characters; longer names go on in the next line where others need the room."""
 _UNSAFE = dict.fromkeys((*range(32), *range(127, 160)), "�")
 
 
 def picture(figures: dict[str, Any]) -> RenderableType:
     """The whole fleet as a table with its traffic above and the other routers below."""
-    table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1))
-    for column in _COLUMNS:
-        left = column in ("replica", "health", "decisions")
-        table.add_column(column, justify="left" if left else "right", no_wrap=not left)
-    for row in figures["replicas"]:
-        sign, style = SIGNS.get(row["health"], ("?", "dim"))
-        name, _, *others = _cells(row)
-        credit = 6
-        cells = [Text(cell) for cell in others]
-        if row["cache_alert"]:
-            cells[credit].stylize("bold red")
-        table.add_row(Text(name), Text(f"{sign} {row['health']}", style=style), *cells)
-    parts: list[RenderableType] = [Text(_traffic_line(figures["traffic"])), table]
+    parts: list[RenderableType] = [Text(_traffic_line(figures["traffic"])), _Replicas(figures["replicas"])]
     parts += [Text(line) for line in _rest(figures)]
     return Group(*parts, Text(_state_line(figures["state"]), style="dim"))
+
+
+class _Replicas:
+    """The table of replicas, with as many columns as are whole in the width there is."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self._rows = [self._row(row) for row in rows]
+
+    @staticmethod
+    def _row(row: dict[str, Any]) -> dict[str, Text]:
+        cells = {column: Text(cell) for column, cell in zip(_COLUMNS, _cells(row), strict=True)}
+        sign, style = SIGNS.get(row["health"], ("?", "dim"))
+        cells["health"] = Text(f"{sign} {row['health']}", style=style)
+        if row["cache_alert"]:
+            cells["credit"].stylize("bold red")
+        return cells
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        shown = self._that_fit(options.max_width)
+        table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1))
+        for column in shown:
+            left = column in ("replica", "health", "decisions")
+            folds = column == "replica"
+            table.add_column(column, justify="left" if left else "right", no_wrap=not folds, overflow="fold")
+        for row in self._rows:
+            table.add_row(*(row[column] for column in shown))
+        yield table
+
+    def _that_fit(self, width: int) -> list[str]:
+        widest = {
+            column: max((cell_len(column), *(row[column].cell_len for row in self._rows))) + _AROUND
+            for column in _COLUMNS
+        }
+        name = min(widest["replica"], max(_NAME_LEAST, int(_NAME_SHARE * width)) + _AROUND)
+        left, shown = width - 1 - name, {"replica"}
+        for column in _MATTER_MOST:
+            if widest[column] <= left:
+                left -= widest[column]
+                shown.add(column)
+        return [column for column in _COLUMNS if column in shown]
 
 
 def lines(figures: dict[str, Any]) -> list[str]:

@@ -6,7 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
 from router.fleet_figures import fleet_figures
 from router.top_command import Watch
@@ -30,8 +32,8 @@ ANSWER = [
 HOSTILE = "gpu\x1b[2J[bold red]"
 
 
-def _shown(figures: dict[str, Any]) -> str:
-    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+def _shown(figures: dict[str, Any], width: int = 200) -> str:
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
     console.print(picture(figures))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -57,6 +59,24 @@ def test_tells_the_fleet_once_as_json_and_as_lines(capsys: pytest.CaptureFixture
         assert "1 requests, 0 in flight" in traffic and "(only 1)" in traffic
         assert "replica: r0  health: healthy" in row and "hit share: 75.0%" in row
         assert state == "one router: state is shared with nobody"
+
+    with_router(scenario)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+def test_a_narrow_terminal_shows_who_and_how_well_before_all_else(
+    width: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario(rig: RouterRig) -> None:
+        url = f"http://{rig.router.admin.address}"
+        assert await asyncio.to_thread(main, ["top", "--url", url, "--once", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        (row,) = told["replicas"]
+        told["replicas"] = [row, {**row, "replica": "a-" + "long-" * 8 + "Z", "health": "ejected"}]
+        shown = _shown(told, width)
+        assert "r0" in shown and "Z" in shown and "healthy" in shown and "ejected" in shown
+        assert "…" not in shown and (width < 200 or "index / capacity" in shown)
+        assert all(cell_len(Text.from_ansi(line).plain) <= width for line in shown.splitlines())
 
     with_router(scenario)
 
