@@ -24,6 +24,15 @@ class _Loader(yaml.SafeLoader):
                 )
         return node
 
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except YamlError:
+            raise
+        except ValueError as error:  # it looks like a date or a number, and is none
+            line = node.start_mark.line + 1
+            raise YamlError(f"line {line}: {error}; put quotes around it if it is text") from None
+
 
 def read_yaml(text: str) -> object:
     """The value of the one document in ``text``. Raises ``YamlError``.
@@ -31,6 +40,9 @@ def read_yaml(text: str) -> object:
     >>> read_yaml("a: 1\\nb: {c: 2}\\na: 3")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     replica.contract.yaml_file.YamlError: line 3: the key 'a' is given twice, first in line 1; ...
+    >>> read_yaml("a: 1\\nb: 2026-13-01")
+    Traceback (most recent call last):
+    replica.contract.yaml_file.YamlError: line 2: month must be in 1..12; put quotes around it if it is text
     """
     try:
         return yaml.load(text, _Loader)
