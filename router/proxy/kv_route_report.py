@@ -1,4 +1,4 @@
-"""A decision's way for KV as people see it: in ``/explain``, ``/fleet/recent`` and traces."""
+"""A decision's way for KV as people see it: in ``/explain``, ``/decisions`` and traces."""
 
 from typing import Any
 
