@@ -241,6 +241,13 @@ def test_secrets_are_not_in_messages(capsys: pytest.CaptureFixture[str], tmp_pat
     assert "sk-very-secret" not in err
 
 
+def test_a_replica_that_cannot_start_says_why_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "replica", "--model", "nope", "--listen", "127.0.0.1:0")
+    assert (code, out) == (2, "")
+    assert err.startswith("warmroute replica: ") and "nope" in err
+    assert len(err.splitlines()) == 1
+
+
 def test_a_taken_port_is_said(tmp_path: Path) -> None:
     ran = run_python(
         "import socket, sys, warmroute\n"

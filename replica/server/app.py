@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -167,10 +168,10 @@ def run(config: ReplicaConfig) -> int:
     try:
         return asyncio.run(_serve(config))
     except ConfigError as error:
-        log.error("%s", error)
+        print(f"warmroute replica: {error}", file=sys.stderr)
         return 2
     except ListenError as error:
-        log.error("%s", error)
+        print(f"warmroute replica: {error}", file=sys.stderr)
         return 1
 
 
