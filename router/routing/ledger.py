@@ -6,6 +6,8 @@ from typing import Final
 UTILIZATION_WINDOW_S: Final = 60.0
 UTILIZATION_REFRESH_S: Final = 0.25
 MAX_UTILIZATION: Final = 0.95
+GROSS_ERROR: Final = 3.0
+"""Prefill predicted as many times too long as this is no load once that shows; smaller errors even out."""
 
 
 class Speed:
@@ -21,16 +23,18 @@ class Speed:
 class Booking:
     """One request's reservation. Owned by the ledger that made it."""
 
-    __slots__ = ("booked_at", "expected_output_tokens", "new_tokens", "prior_s", "state")
+    __slots__ = ("booked_at", "expected_output_tokens", "load_s", "new_tokens", "prior_s", "state")
 
     QUEUED: Final = 0
     DECODING: Final = 1
     RELEASED: Final = 2
 
     def __init__(
-        self, prior_s: float, new_tokens: int, expected_output_tokens: int, booked_at: float
+        self, load_s: float, prior_s: float, new_tokens: int, expected_output_tokens: int, booked_at: float
     ) -> None:
         self.booked_at = booked_at
+        self.load_s = load_s
+        """Seconds of prefill that it counts for in the replica's utilization."""
         self.prior_s = prior_s
         """Predicted prefill over the factor it was predicted with: repriced as the factor is learned."""
         self.new_tokens = new_tokens
@@ -62,6 +66,8 @@ class Ledger:
     """
 
     __slots__ = (
+        "_busy_since",
+        "_done_load_s",
         "_prior_s",
         "_since",
         "_speed",
@@ -84,6 +90,10 @@ class Ledger:
         self._prior_s = 0.0
         self._since = 0.0
         """Last first token, or when the queue ceased to be empty."""
+        self._busy_since = 0.0
+        """When the queue ceased to be empty."""
+        self._done_load_s = 0.0
+        """What those that left the queue since then counted for in the utilization."""
         self.load = 0.0
         """``utilization`` as last looked at: with each booking, else by the fleet 4 times a second."""
         self._utilization = 0.0
@@ -110,9 +120,10 @@ class Ledger:
     def book(self, prefill_s: float, new_tokens: int, expected_output_tokens: int, now: float) -> Booking:
         """Reserve ``prefill_s`` seconds from ``now`` for a request that is being sent."""
         prior_s = prefill_s / self._speed.prefill_factor
-        booking = Booking(prior_s, new_tokens, expected_output_tokens, now)
+        booking = Booking(prefill_s, prior_s, new_tokens, expected_output_tokens, now)
         if not self.queued:
-            self._since = now
+            self._since = self._busy_since = now
+            self._done_load_s = 0.0
         self._prior_s += prior_s
         self.queued += 1
         self.in_flight += 1
@@ -141,12 +152,10 @@ class Ledger:
         """
         if booking.state != Booking.QUEUED:
             return
-        age_s = now - booking.booked_at
-        left_s = booking.prior_s * self._speed.prefill_factor - age_s
+        left_s = booking.prior_s * self._speed.prefill_factor - (now - booking.booked_at)
         if left_s > 0.0:
-            fresh = left_s / UTILIZATION_WINDOW_S * exp(-age_s / UTILIZATION_WINDOW_S)
-            self._utilization = max(0.0, self._utilization - fresh)
-            self.utilization(now)
+            booking.load_s -= left_s
+            self._was_no_load(booking, left_s, now)
 
     def release(self, booking: Booking, now: float) -> bool:
         """The request is over, however it ended. True the first time, False after."""
@@ -164,9 +173,27 @@ class Ledger:
 
     def _leave_queue(self, booking: Booking, now: float) -> None:
         self.queued -= 1
+        self._done_load_s += booking.load_s
+        busy_s = now - self._busy_since
+        if self._done_load_s > GROSS_ERROR * busy_s:
+            self._was_no_load(booking, self._done_load_s - busy_s, now)
+            self._done_load_s = busy_s
         self._since = now
         # Summing and subtracting floats drifts: an empty queue is exactly zero.
         self._prior_s = self._prior_s - booking.prior_s if self.queued else 0.0
+
+    def _was_no_load(self, booking: Booking, seconds: float, now: float) -> None:
+        """So many seconds, booked when ``booking`` was, were not worked off.
+
+        >>> ledger = Ledger()
+        >>> booking = ledger.book(prefill_s=30.0, new_tokens=400_000, expected_output_tokens=1, now=0.0)
+        >>> ledger.load, ledger.first_token(booking, now=0.6), round(ledger.load, 3)
+        (0.5, None, 0.01)
+        """
+        fresh = seconds / UTILIZATION_WINDOW_S * exp((booking.booked_at - now) / UTILIZATION_WINDOW_S)
+        self.utilization(now)
+        self._utilization = max(0.0, self._utilization - fresh)
+        self.load = min(self._utilization, MAX_UTILIZATION)
 
     def backlog_s(self, now: float) -> float:
         """Seconds of prefill ahead of a request sent ``now``; 0 when nothing is queued.

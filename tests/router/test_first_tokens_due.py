@@ -15,7 +15,7 @@ REPLICA = candidate(0)
 
 def flight(number: int) -> InFlight:
     made = InFlight(
-        Prompt(keys=(), units=1), Decision(0, Reason.COLD), REPLICA, Booking(0.1, 1, 1, 0.0), now=0.0
+        Prompt(keys=(), units=1), Decision(0, Reason.COLD), REPLICA, Booking(0.1, 0.1, 1, 1, 0.0), now=0.0
     )
     made.number = number
     return made

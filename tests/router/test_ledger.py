@@ -86,6 +86,22 @@ def test_a_first_token_out_of_order_rebases() -> None:
 def test_utilization_is_the_last_minute() -> None:
     ledger = Ledger()
     for second in range(300):
-        ledger.release(ledger.book(0.4, 0, 0, now=float(second)), now=float(second))
+        ledger.release(ledger.book(0.4, 0, 0, now=float(second)), now=second + 0.4)
     assert ledger.utilization(300.0) == pytest.approx(0.4, rel=0.05)
     assert ledger.utilization(420.0) == pytest.approx(0.4 * 0.135, rel=0.1)
+
+
+def test_a_gross_overestimate_is_no_load_once_its_answer_came() -> None:
+    ledger = Ledger()
+    booking = ledger.book(prefill_s=7_000.0, new_tokens=2_000_000, expected_output_tokens=1, now=0.0)
+    assert ledger.utilization(0.4) == MAX_UTILIZATION
+    assert ledger.release(booking, now=0.4)
+    assert ledger.utilization(1.0) < 0.01
+
+
+def test_prompts_computed_together_are_each_their_load() -> None:
+    ledger = Ledger()
+    both = [ledger.book(prefill_s=3.0, new_tokens=1_000, expected_output_tokens=1, now=0.0) for _ in range(2)]
+    for booking in both:  # one step gave both their first token
+        ledger.first_token(booking, now=6.0)
+    assert ledger.utilization(6.0) == pytest.approx(0.1, rel=0.1)
