@@ -10,6 +10,8 @@ from sim.compare import MEASURES, Cell, Comparison
 from sim.estimates import Estimate, estimate
 
 TTFT, E2E, IN_SLO = MEASURES[0], MEASURES[2], MEASURES[4]
+SUFFIXES = (".png", ".svg")
+"""Of what is written."""
 
 
 class NoMatplotlib(Exception):
@@ -60,7 +62,7 @@ def write_picture(comparison: Comparison, path: str | Path, load_unit: str, titl
         axes[2].set_ylim(bottom=0.0)
         axes[0].legend(fontsize="small")
         figure.suptitle(title, fontsize="medium")
-        return [_save(figure, Path(path).with_suffix(suffix)) for suffix in (".png", ".svg")]
+        return [_save(figure, Path(path).with_suffix(suffix)) for suffix in SUFFIXES]
     finally:
         pyplot.close(figure)
 

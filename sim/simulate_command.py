@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from sim.command_arguments import trace_of, traffic
 from sim.command_output import complain, print_json
 from sim.compare import Comparison, compare
-from sim.compare_picture import NoMatplotlib, require_matplotlib, write_picture
+from sim.compare_picture import SUFFIXES, NoMatplotlib, require_matplotlib, write_picture
 from sim.compare_view import print_comparison
 from sim.explain import explain_differences, lines
 from sim.fidelity.report import print_fidelity
 from sim.lesson.burst_report import burst_lesson_json, print_burst_lesson
+from sim.output_file import not_written, require_writable
 from sim.progress_view import ProgressView
 from sim.replica_arguments import described_step_time
 from sim.results import Result
@@ -101,6 +102,7 @@ def _simulate(
 
 def _compare(args: argparse.Namespace, policies: Sequence[str], settings: SimulationSettings) -> int:
     if args.plot is not None:
+        require_writable("--plot", args.plot, SUFFIXES)
         require_matplotlib()
     with ProgressView() as view:
         made = compare(
@@ -125,13 +127,17 @@ def _compare(args: argparse.Namespace, policies: Sequence[str], settings: Simula
         )
         print_comparison(made, console, unit)
     if args.plot is not None:
-        _plot(args, made, unit, _title(args, trace, settings))
+        return _plot(args, made, unit, _title(args, trace, settings))
     return 0
 
 
-def _plot(args: argparse.Namespace, made: Comparison, unit: str, title: str) -> None:
-    for path in write_picture(made, args.plot, unit, title):
-        print(f"wrote {path}", file=sys.stderr)
+def _plot(args: argparse.Namespace, made: Comparison, unit: str, title: str) -> int:
+    try:
+        for path in write_picture(made, args.plot, unit, title):
+            print(f"wrote {path}", file=sys.stderr)
+    except OSError as error:
+        return complain("simulate", not_written("--plot", args.plot, error), 1)
+    return 0
 
 
 def _explain(

@@ -21,6 +21,7 @@ from sim.demo.local_fleet import ReplicaPlan, cores
 from sim.demo.processes import ChildError
 from sim.demo.report import explanation, result_table
 from sim.demo.views import View, make_view
+from sim.output_file import UnwritableFile, not_written, require_writable
 from sim.results_table import table_console
 
 REPLICAS = 3
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; 0 done, 1 something failed, 2 wrong arguments, 130 interrupted."""
     try:
         plan = demo_plan(args)
-    except ArgumentError as error:
+    except (ArgumentError, UnwritableFile) as error:
         print(f"warmroute demo: {error}", file=sys.stderr)
         return 2
     console = table_console()
@@ -84,7 +85,12 @@ def run(args: argparse.Namespace) -> int:
             shutil.rmtree(folder, ignore_errors=True)
     _report(console, outcome, time.monotonic() - began_at)
     if args.json:
-        Path(args.json).write_bytes(orjson.dumps(_json_object(outcome), option=orjson.OPT_INDENT_2) + b"\n")
+        made = orjson.dumps(_json_object(outcome), option=orjson.OPT_INDENT_2)
+        try:
+            Path(args.json).write_bytes(made + b"\n")
+        except OSError as error:
+            print(f"warmroute demo: {not_written('--json', args.json, error)}", file=sys.stderr)
+            return 1
     failed = sum(run.result.errors for run in outcome.runs)
     if failed:
         print(f"warmroute demo: {failed} requests failed, the first: {outcome.first_error}", file=sys.stderr)
@@ -92,15 +98,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def demo_plan(args: argparse.Namespace) -> DemoPlan:
-    """The checked plan; raises ``ArgumentError``."""
+    """The checked plan; raises ``ArgumentError`` or ``UnwritableFile``."""
     policies = tuple(kind.strip() for kind in args.policies.split(",") if kind.strip())
     unknown = [kind for kind in policies if kind not in POLICIES]
     if unknown or not policies or len(set(policies)) < len(policies):
         raise ArgumentError(
             f"--policies {args.policies!r}: expected one or more different of {', '.join(POLICIES)}"
         )
-    if args.json and not Path(args.json).absolute().parent.is_dir():
-        raise ArgumentError(f"--json {args.json}: the folder does not exist; make it first")
+    if args.json:
+        require_writable("--json", args.json)
     return DemoPlan(
         policies=policies,
         replicas=REPLICAS,

@@ -16,6 +16,7 @@ from sim.diagnose.periods_report import change_report, counters_report, period_o
 from sim.diagnose.report import DiagnosisReport, json_object, report
 from sim.diagnose.report_view import html_page, print_report
 from sim.diagnose.sample import open_sample
+from sim.output_file import not_written, require_writable
 from sim.progress_view import ProgressView
 from sim.replica_arguments import add_replica_arguments
 from sim.results_table import table_console
@@ -108,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             Path(args.html).write_text(html_page(written), encoding="utf-8")
         except OSError as error:
-            return complain("diagnose", f"--html {args.html}: cannot be written: {error.strerror}", 1)
+            return complain("diagnose", not_written("--html", args.html, error), 1)
     return 0
 
 
@@ -119,6 +120,8 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError("--before is compared with FILE; give it, too")
     if args.file is None and args.url is None and args.metrics is None:
         raise ValueError("nothing to look at; give FILE, --url ADMIN_URL or --metrics PAGE PAGE")
+    if args.html is not None:
+        require_writable("--html", args.html)
 
 
 def _periods(pages: list[str] | tuple[()]) -> list[EngineCounters]:

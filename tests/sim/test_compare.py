@@ -144,6 +144,19 @@ def test_modes_that_do_not_go_together(
     assert message in capsys.readouterr().err
 
 
+def test_a_picture_that_could_not_be_written_is_said_before_anything_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sim.simulate_command.compare", None)
+    (tmp_path / "folder.svg").mkdir()
+    for place, message in (("no/x", "does not exist; make it first"), ("folder.png", "is a folder")):
+        path = str(tmp_path / place)
+        assert warmroute.main([*COMMAND, "--compare", "2", "--plot", path]) == 2
+        out, err = capsys.readouterr()
+        assert err.startswith(f"warmroute simulate: --plot {path}: ") and message in err
+        assert out == "" and err.count("\n") == 1
+
+
 @pytest.mark.skipif(HAS_MATPLOTLIB, reason="matplotlib is installed")
 def test_without_matplotlib_it_says_what_to_install_before_it_runs(
     capsys: pytest.CaptureFixture[str],
