@@ -38,8 +38,19 @@ SAYS = {
 }
 """One line per cause."""
 
+SAYS_BELOW_ZERO = {
+    Cause.ROUTING: "below zero: the replicas had more than one LRU cache as large as all of them together",
+    Cause.ENGINE: "below zero: the replicas reported more than caches fed like this have",
+}
+"""The same where less than nothing was lost; the others cannot be below zero."""
+
 PROMPT_CAUSES = (Cause.TRIMMED, Cause.PASSAGES, Cause.CHANGING_TEXT, Cause.TOOLS, Cause.SALT, Cause.MODEL)
 """What callers can mend."""
+
+
+def says(cause: Cause, tokens: int) -> str:
+    """What it means that ``tokens`` were lost to ``cause``."""
+    return SAYS_BELOW_ZERO.get(cause, SAYS[cause]) if tokens < 0 else SAYS[cause]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sim.diagnose.account import PROMPT_CAUSES, SAYS, Cause
+from sim.diagnose.account import PROMPT_CAUSES, Cause, says
 from sim.diagnose.capacity import need
 from sim.diagnose.diagnosis import Diagnosis
 from sim.diagnose.divergence import BUCKETS
@@ -98,12 +98,12 @@ def _shares(diagnosis: Diagnosis) -> ReportTable:
 def _account(diagnosis: Diagnosis) -> ReportTable:
     account = diagnosis.account
     rows = [("cached", account.cached_tokens, "as measured, else as simulated")]
-    rows += [(cause.value, tokens, SAYS[cause]) for cause, tokens in reversed(account.lost) if tokens]
+    rows += [(cause.value, tokens, says(cause, tokens)) for cause, tokens in reversed(account.lost) if tokens]
     rows.append(("prompt tokens", account.prompt_tokens, "the sum of the above"))
     return ReportTable(
         "Where every prompt token went",
         ("cause", "tokens", "share", "what it is"),
-        tuple((name, f"{tokens:,}", f"{account.share(tokens):.1%}", says) for name, tokens, says in rows),
+        tuple((name, f"{tokens:,}", f"{account.share(tokens):z.1%}", text) for name, tokens, text in rows),
         tuple(max(0.0, account.share(tokens)) for _, tokens, _ in rows),
     )
 
@@ -159,12 +159,18 @@ def _verdict(diagnosis: Diagnosis) -> Iterator[str]:
         f"sees every request would have had {share(diagnosis.ideal_tokens):.1%}."
     )
     parts = [
-        f"{cause.value} {100 * share(tokens):.1f}"
+        (cause.value, 100 * share(tokens))
         for cause, tokens in account.lost
         if cause in (Cause.CAPACITY, Cause.ROUTING, Cause.ENGINE) and tokens
     ]
-    if parts:
-        yield f"Of the gap of {100 * share(diagnosis.gap_tokens):.1f} points: {', '.join(parts)}."
+    gap = 100 * share(diagnosis.gap_tokens)
+    if diagnosis.gap_tokens < 0:
+        cached = "measured" if diagnosis.measured_tokens is not None else "simulated"
+        told = ", ".join(f"{name} {-points:+z.1f}" for name, points in parts)
+        yield f"What was {cached} is {-gap:.1f} points above the ideal: {told}."
+    elif parts:
+        told = ", ".join(f"{name} {points:z.1f}" for name, points in parts)
+        yield f"Of the gap of {gap:.1f} points: {told}."
     won = sum(account.tokens(cause) for cause in PROMPT_CAUSES)
     if won > 0:
         yield f"Mended prompts would add up to {100 * share(won):.1f} points to the ideal; see below."

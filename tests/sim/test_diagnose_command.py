@@ -90,8 +90,19 @@ def test_html_is_one_safe_file(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert "<svg" in text and "text that changes" in text
     assert "<b>key</b>" not in text and "&lt;b&gt;key" in text
     assert "http://" not in text and "https://" not in text
-    code, _, err = run(capsys, write(tmp_path, log_rows()), "--html", str(tmp_path / "no" / "file.html"))
-    assert code == 1 and "cannot be written" in err
+
+
+def test_more_reported_than_ideal_is_said_as_that(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rows = [row | {"cached_tokens": row["prompt_tokens"]} for row in log_rows()]
+    code, out, _ = run(capsys, write(tmp_path, rows), "--warmup", "0", "--json")
+    told = orjson.loads(out)
+    assert code == 0 and told["gap_tokens"] < 0
+    points = 100 * -told["gap_tokens"] / told["prompt_tokens"]
+    _, out, _ = run(capsys, write(tmp_path, rows), "--warmup", "0")
+    assert f"What was measured is {points:.1f} points above the ideal: " in out
+    assert f"not explained by replay +{points:.1f}" in out
+    assert "below zero: the replicas reported more than caches fed like this have" in out
+    assert "reported less" not in out and "gap of" not in out
 
 
 def test_a_trace_has_no_words_but_an_account(capsys: pytest.CaptureFixture[str]) -> None:
