@@ -9,6 +9,7 @@ from replica.contract.roofline.precisions import PRECISIONS
 from replica.contract.roofline.roofline import Efficiency, RooflineStepTime
 from sim.command_arguments import add_count, parsed, whole_number
 from sim.fleet_change import FleetChange
+from sim.given_options import refuse_given
 from sim.simulated_replica import ReplicaSettings
 from sim.step_time.presets import PRESET_BATCHED_TOKENS, PRESETS
 from sim.step_time.step_time import StepTime
@@ -109,7 +110,17 @@ def add_replica_arguments(
 
 
 def replica_settings(args: argparse.Namespace) -> tuple[ReplicaSettings, StepTime]:
-    """What each replica holds, and how long its steps take."""
+    """What each replica holds, and how long its steps take. Raises ValueError."""
+    if args.model is None:
+        refuse_given(
+            args,
+            ("--efficiency", "--gpu", "--precision", "--gpus"),
+            "without effect: give --model MODEL, too",
+        )
+    else:
+        refuse_given(args, ("--step-time",), "and --model both say how long a step takes; give one of them")
+    if args.cache != "radix":
+        refuse_given(args, ("--eviction",), "without effect: give --cache radix, too")
     step_time, capacity, batched = _step_time(args)
     settings = ReplicaSettings(
         capacity_tokens=args.capacity or capacity,

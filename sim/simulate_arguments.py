@@ -12,6 +12,7 @@ from sim.command_arguments import (
     slo_of,
 )
 from sim.contender import CONTENDERS, names
+from sim.given_options import note_given, refuse_given
 from sim.kv_event_feed import KvEventSettings
 from sim.replica_arguments import add_replica_arguments, kv_moves, replica_settings
 from sim.simulation_settings import SimulationSettings
@@ -22,6 +23,7 @@ DEFAULT_POLICIES = "round_robin,least_loaded,power_of_two,prefix_affinity,predic
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All of them."""
+    note_given(parser)
     add_trace_arguments(parser)
     parser.add_argument(
         "--policy",
@@ -166,8 +168,7 @@ def add_fleet_arguments(group: argparse._ArgumentGroup) -> None:
 def simulation_settings(args: argparse.Namespace) -> SimulationSettings:
     """What the arguments ask for. Raises ValueError for what does not fit together."""
     replica, step_time = replica_settings(args)
-    if args.kv_events is None and (args.kv_removals is not None or args.kv_loss):
-        raise ValueError("--kv-removals and --kv-loss are about KV events; give --kv-events SECONDS, too")
+    _check_fleet(args)
     events = None
     if args.kv_events is not None:
         events = KvEventSettings(args.kv_events, args.kv_removals, args.kv_loss, replayed=False)
@@ -190,6 +191,21 @@ def simulation_settings(args: argparse.Namespace) -> SimulationSettings:
         tell_max_tokens=args.tell_max_tokens,
         kv_moves=kv_moves(args),
     )
+
+
+def _check_fleet(args: argparse.Namespace) -> None:
+    if args.kv_events is None:
+        refuse_given(args, ("--kv-removals", "--kv-loss"), "without effect: give --kv-events SECONDS, too")
+    if args.routers == 1:
+        refuse_given(args, ("--peer-lag",), "without effect: give --routers N, 2 or more, too")
+    about_holding = ("--no-hold", "--guard-caches")
+    if not any(CONTENDERS[kind].holds for kind in args.policy):
+        kinds = ", ".join(args.policy)
+        refuse_given(args, about_holding, f"without effect: under {kinds} no request is held in the router")
+    if args.routers > 1 and args.peer_lag is None:
+        refuse_given(args, about_holding, "without effect: --routers without --peer-lag do not hold")
+    if args.no_hold:
+        refuse_given(args, ("--guard-caches",), "without effect: --no-hold holds nothing in the router")
 
 
 def _rates(text: str) -> tuple[float, ...]:

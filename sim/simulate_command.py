@@ -12,6 +12,7 @@ from sim.compare_picture import SUFFIXES, NoMatplotlib, require_matplotlib, writ
 from sim.compare_view import print_comparison
 from sim.explain import explain_differences, lines
 from sim.fidelity.report import print_fidelity
+from sim.given_options import refuse_given
 from sim.lesson.burst_report import burst_lesson_json, print_burst_lesson
 from sim.output_file import not_written, require_writable
 from sim.progress_view import ProgressView
@@ -55,15 +56,30 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_modes(args: argparse.Namespace, policies: Sequence[str]) -> None:
     modes = [name for name in ("compare", "lesson", "explain", "fidelity") if getattr(args, name) is not None]
-    if modes == ["lesson", "explain"]:
-        return  # how many decisions of the lesson are explained
-    if len(modes) > 1:
+    if len(modes) > 1 and modes != ["lesson", "explain"]:
         raise ValueError(f"--{modes[0]} and --{modes[1]} are different things to do; give one of them")
     for name in ("rates", "plot"):
         if getattr(args, name) is not None and args.compare is None:
             raise ValueError(f"--{name} goes with --compare SEEDS")
+    if args.fidelity is not None:
+        refuse_given(args, args.given - {"--fidelity"}, "without effect: --fidelity takes nothing else")
+    if args.lesson is not None:
+        used = {"--lesson", "--seed", "--json", "--explain"}
+        refuse_given(
+            args,
+            args.given - used,
+            f"without effect: --lesson {args.lesson} has traffic and rules of its own",
+        )
+        if args.json:
+            refuse_given(args, ("--explain",), "without effect: --lesson with --json explains every decision")
+        return
+    if args.rates is not None:
+        refuse_given(args, ("--rate",), "and --rates both say how fast requests come; give one of them")
     if args.explain is not None and len(policies) != 2:
         raise ValueError(f"--explain compares two policies, --policy has {len(policies)}; give two")
+    if args.explain is not None:
+        refuse_given(args, ("--json",), "without effect: --explain prints text")
+        refuse_given(args, ("--routers", "--peer-lag"), "without effect: --explain looks at one router")
 
 
 def _lesson(args: argparse.Namespace) -> int:
@@ -76,6 +92,10 @@ def _lesson(args: argparse.Namespace) -> int:
 
 def _trace(args: argparse.Namespace, seed: int) -> Trace:
     trace = trace_of(args, seed)
+    if args.block_size not in (None, trace.block_tokens):
+        raise ValueError(f"--block-size {args.block_size}: {trace.name} has blocks of {trace.block_tokens}")
+    if not trace.in_sessions:
+        refuse_given(args, ("--think",), f"without effect: {trace.name} has times, not sessions")
     return trace if args.arrivals is None else retimed(trace, args.arrivals, seed)
 
 

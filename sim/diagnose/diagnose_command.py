@@ -16,6 +16,7 @@ from sim.diagnose.periods_report import change_report, counters_report, period_o
 from sim.diagnose.report import DiagnosisReport, json_object, report
 from sim.diagnose.report_view import html_page, print_report
 from sim.diagnose.sample import open_sample
+from sim.given_options import note_given
 from sim.output_file import not_written, require_writable
 from sim.progress_view import ProgressView
 from sim.replica_arguments import add_replica_arguments
@@ -30,6 +31,7 @@ DEFAULT_DOLLARS_PER_HOUR = 2.5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
+    note_given(parser)
     parser.add_argument(
         "file",
         nargs="?",

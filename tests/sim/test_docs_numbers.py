@@ -16,7 +16,7 @@ from sim.plan.make_report import make_report
 from sim.plan.plan_file import load_plan
 from sim.plan.report_view import plain_lines
 from sim.plan.worksheet import Line
-from sim.simulate_arguments import add_arguments
+from sim.simulate_arguments import add_arguments, simulation_settings
 from sim.workload.arrivals import plan_arrivals
 from sim.workload.sources import open_trace
 from tests.sim.docs_phrases import PHRASES, ROOT, Parts, read
@@ -201,7 +201,9 @@ def test_every_row_of_simulated_figures_has_a_command() -> None:
     assert len(found) >= 28
     for row in found:
         for arguments in row.runs:
-            assert len(parser.parse_args(arguments).policy) == 1, row.line
+            args = parser.parse_args(arguments)
+            assert len(args.policy) == 1, row.line
+            simulation_settings(args)  # refuses options that would do nothing
 
 
 def test_figures_are_written_as_in_the_docs() -> None:

@@ -122,7 +122,6 @@ def test_everything_about_the_fleet_can_be_asked_for(capsys: pytest.CaptureFixtu
         (["--kv-loss", "0.1"], "give --kv-events SECONDS, too"),
         (["--model", "llama-3.1-70b"], "llama-3.1-70b in bf16 does not fit 1 x h100: use more GPUs"),
         (["--model", "llama-3.1-8b", "--gpu", "a100-80g", "--precision", "fp8"], "a100-80g has no fp8 math"),
-        (["--fidelity", "/nowhere"], "/nowhere: no measured run"),
     ],
 )
 def test_what_does_not_fit_together_is_said(
@@ -149,6 +148,60 @@ def test_what_cannot_be_read_is_refused(
         warmroute.main([*FEW, *arguments])
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--peer-lag", "1"], "--peer-lag without effect: give --routers N, 2 or more, too"),
+        (["--gpu", "l4"], "--gpu without effect: give --model MODEL, too"),
+        (["--gpu", "h100"], "--gpu without effect: give --model"),  # the default, too
+        (["--precision", "fp8", "--gpus", "2"], "--gpus and --precision without effect"),
+        (["--efficiency", "math=0.5"], "--efficiency without effect"),
+        (["--model", "llama-3.1-8b", "--step-time", "emufleet"], "--step-time and --model both say"),
+        (["--eviction", "lfu"], "--eviction without effect: give --cache radix, too"),
+        (["--kv-loss", "0"], "--kv-loss without effect: give --kv-events SECONDS, too"),
+        (["--kv-removals", "1"], "--kv-removals without effect: give --kv-events"),
+        (["--policy", "random", "--no-hold"], "--no-hold without effect: under random no request is held"),
+        (
+            ["--routers", "2", "--guard-caches"],
+            "--guard-caches without effect: --routers without --peer-lag",
+        ),
+        (["--no-hold", "--guard-caches"], "--guard-caches without effect: --no-hold"),
+        (["--compare", "2", "--rates", "1,2", "--rate", "1"], "--rate and --rates both say how fast"),
+        (["--explain", "1", "--policy", "random,session", "--json"], "--json without effect: --explain"),
+        (
+            ["--explain", "1", "--policy", "random,session", "--routers", "2"],
+            "--routers without effect: --explain",
+        ),
+        (["--think", "3"], "--think without effect: mooncake_conversation_1000.jsonl has times"),
+        (["--trace", "chats", "--block-size", "17"], "--block-size 17: chats has blocks of"),
+        (
+            ["--lesson", "burst", "--policy", "random"],
+            "--policy without effect: --lesson burst has",
+        ),
+        (["--lesson", "burst", "--json", "--explain", "1"], "--explain without effect: --lesson with --json"),
+        (["--fidelity", "--seed", "3"], "--seed without effect: --fidelity takes nothing else"),
+    ],
+    ids=" ".join,
+)
+def test_an_option_that_would_do_nothing_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert exit_code(["simulate", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(f"warmroute simulate: {message}")
+    assert said.out == "" and said.err.count("\n") == 1
+
+
+def test_measured_runs_that_are_nowhere_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(["simulate", "--fidelity", "/nowhere"]) == 2
+    assert "/nowhere: no measured run" in capsys.readouterr().err
+
+
+def test_diagnose_refuses_them_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(["diagnose", "mooncake", "--requests", "20", "--gpu", "l4"]) == 2
+    assert "warmroute diagnose: --gpu without effect: give --model MODEL, too" in capsys.readouterr().err
 
 
 def test_the_fidelity_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
