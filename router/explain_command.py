@@ -11,7 +11,7 @@ import orjson
 from router.admin_client import ask_admin
 from router.config import load_config
 from router.config_errors import ConfigError
-from router.proxy.explanation import NO_PROMPT, explanation, lines
+from router.proxy.explanation import explanation, lines, no_prompt
 from router.routing.decision import NoReplica
 from router.routing.prompt_blocks import read_prompt
 
@@ -65,6 +65,6 @@ def _from_config(path: str, body: bytes) -> dict[str, Any]:
     reader = make_prompt_reader(config, lambda: fleet.caches.exact.namings, Counters())
     prompt = read_prompt(body) if reader is None else reader.read_now(body)
     if not prompt.units:
-        raise ValueError(NO_PROMPT)
+        raise ValueError(no_prompt(body))
     decision, rows, asked = fleet.explain(prompt, time.monotonic(), two_steps=splittable(body))
     return explanation(fleet, decision, rows, asked)

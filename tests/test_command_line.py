@@ -54,6 +54,18 @@ def config_file(folder: Path, text: str) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize(
+    ("request_body", "says"), [("[]", "not a JSON object"), ('{"model": "m"}', "no prompt found")]
+)
+def test_what_cannot_be_explained_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], request_body: str, says: str
+) -> None:
+    request = tmp_path / "request.json"
+    request.write_text(request_body)
+    code, _, err = run(capsys, "explain", config_file(tmp_path, MINIMAL), str(request))
+    assert code == 1 and says in err
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
     code, out, _ = run(capsys, command, "--help")

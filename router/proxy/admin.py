@@ -19,7 +19,7 @@ from router.proxy.cache_report import cache_state
 from router.proxy.counters import Counters
 from router.proxy.dashboard import PATH as DASHBOARD
 from router.proxy.dashboard import add_dashboard
-from router.proxy.explanation import NO_PROMPT, cost_fit, explanation
+from router.proxy.explanation import cost_fit, explanation, no_prompt
 from router.proxy.exposition import metrics_page
 from router.proxy.key_ring import admin_keys
 from router.proxy.prefill_request import splittable
@@ -87,6 +87,7 @@ class Admin:
         """Listen on ``config.admin``; ``address`` tells where."""
         app = web.Application(client_max_size=BODY_BYTES, middlewares=[_errors_as_json, self._guarded])
         add_dashboard(app)
+        app.router.add_get("/", _to_dashboard)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/fleet", self._fleet_state)
         app.router.add_get("/config", self._effective_config)
@@ -122,7 +123,7 @@ class Admin:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """With a key, or without keys from no foreign page. What holds no data is for everybody."""
-        if request.path in ("/health", DASHBOARD):
+        if request.path in ("/", "/health", DASHBOARD):
             return await handler(request)
         if not self._keys:
             why = foreign_page(request.headers, self.config.admin_hosts, self.config.admin)
@@ -161,7 +162,7 @@ class Admin:
         body = await request.read()
         prompt = self._prompt(body, request.headers.get(TENANT_HEADER))
         if not prompt.units:
-            raise web.HTTPBadRequest(text=NO_PROMPT)
+            raise web.HTTPBadRequest(text=no_prompt(body))
         session, policy = (request.headers.get(name) for name in ("x-session-id", "x-warmroute-policy"))
         try:
             decision, rows, asked = self._fleet.explain(
@@ -208,6 +209,10 @@ class Admin:
         except ConfigError as error:
             raise web.HTTPBadRequest(text=str(error)) from None
         return _json({"reloaded": True, "replicas": [r.effective_name for r in config.replicas]})
+
+
+async def _to_dashboard(request: web.Request) -> web.Response:
+    return web.Response(status=302, headers={"location": DASHBOARD})
 
 
 @web.middleware

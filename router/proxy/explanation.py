@@ -5,14 +5,23 @@ from typing import Any
 from router.proxy.kv_route_report import kv_route, kv_route_line
 from router.routing.calibration import ReplicaCost
 from router.routing.decision import Assessment, Decision
+from router.routing.flat_request import whole_request
 from router.routing.fleet import Fleet
+from router.routing.prompt_blocks import Prompt
+from router.routing.replica_state import ReplicaState
 from router.routing.view import RoutingRequest
 
-NO_PROMPT = "no prompt found; expected an OpenAI request body with messages, prompt or input"
+_NO_PROMPT = "no prompt found; expected an OpenAI request body with messages, prompt or input"
+_NO_OBJECT = "the body is not a JSON object; expected an OpenAI request body with messages, prompt or input"
 
 ENOUGH_SEEN = 20
 """First tokens (steps) after which it says something how far off predictions were: the mean is over about as
 many, and the first ones are predicted by the prior alone."""
+
+
+def no_prompt(body: bytes) -> str:
+    """Why there is nothing to explain of ``body``, in which no prompt was found."""
+    return _NO_OBJECT if whole_request(body) is None else _NO_PROMPT
 
 
 def explanation(
@@ -51,7 +60,29 @@ def explanation(
             "universal_tokens": request.universal_tokens,
         },
         "candidates": [_candidate(fleet, row, request) for row in rows],
+        "left_out": _left_out(fleet, rows, request.prompt),
     }
+
+
+def _left_out(fleet: Fleet, rows: list[Assessment], prompt: Prompt | None) -> list[dict[str, str]]:
+    """The replicas that are no candidates, each with the reason."""
+    candidates = {row.replica for row in rows}
+    model = None if prompt is None else prompt.model
+    return [
+        {"replica": replica.name, "reason": _why_left_out(replica, model)}
+        for replica in fleet.replicas
+        if replica.index not in candidates
+    ]
+
+
+def _why_left_out(replica: ReplicaState, model: str | None) -> str:
+    if replica.leaving:
+        return "leaving"
+    if replica.draining:
+        return "draining"
+    if model is not None and not replica.serves(model):
+        return "other model"
+    return replica.health.state.value if not replica.usable else "resting"
 
 
 def _candidate(fleet: Fleet, row: Assessment, request: RoutingRequest) -> dict[str, Any]:
@@ -106,6 +137,10 @@ def lines(result: dict[str, Any]) -> list[str]:
         out.append(
             f"{row['replica']:24}{row['matched_tokens']:>9}{row['wait_ms']:>10.1f}{row['prefill_ms']:>12.1f}"
             f"{row['imposed_ms']:>12.1f}{row['total_ms']:>10.1f}{mark}"
+        )
+    if result["left_out"]:
+        out.append(
+            "left out: " + ", ".join(f"{one['replica']} ({one['reason']})" for one in result["left_out"])
         )
     cost = next((row["cost"] for row in result["candidates"] if row["replica"] == result["replica"]), None)
     if cost is not None:

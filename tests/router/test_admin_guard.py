@@ -86,6 +86,15 @@ def test_with_keys_the_key_decides() -> None:
     with_router(scenario, keys={"admin": ["sk-admin"]})
 
 
+@pytest.mark.parametrize("keys", [{}, {"admin": ["sk-admin"]}])
+def test_the_root_leads_to_the_dashboard(keys: dict[str, list[str]]) -> None:
+    async def scenario(rig: RouterRig) -> None:
+        answer = await rig.admin("/")
+        assert (answer.status, answer.field("location")) == (302, "/dashboard")
+
+    with_router(scenario, keys=keys)
+
+
 @asynccontextmanager
 async def _page_of_somebody_else() -> AsyncIterator[str]:
     async def page(request: web.Request) -> web.Response:

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.config import load_config
 from router.proxy.assembly import Router
+from router.proxy.explanation import lines
 from tests.fakes.router_rig import RouterRig, with_router
 
 LIMIT_S = 10.0
@@ -194,9 +195,37 @@ def test_explain_agrees_with_the_next_request(tmp_path: Path) -> None:
             assert status == 200 and len(told["candidates"]) == 2
             answer = await ready.chat()
             assert answer.headers["x-warmroute-replica"] == told["replica"]
-        for junk in (b"", b"[]", b"{", b'{"model":"m"}'):
+        for junk, says in (
+            (b"", "not a JSON object"),
+            (b"[]", "not a JSON object"),
+            (b"{", "not a JSON object"),
+            (b'{"model":"m"}', "no prompt found"),
+        ):
             status, error = await ready.admin("POST", "/explain", data=junk)
-            assert status == 400 and "no prompt found" in error["error"]["message"]
+            assert status == 400 and says in error["error"]["message"]
+
+    run(tmp_path, scenario)
+
+
+def test_explain_names_who_is_no_candidate_and_why(tmp_path: Path) -> None:
+    async def scenario(ready: Bench) -> None:
+        async def told() -> tuple[str, list[dict[str, str]]]:
+            _, answer = await ready.admin("POST", "/explain", json=CHAT)
+            return answer["reason"], answer["left_out"]
+
+        assert (await told())[1] == []
+        await ready.admin("POST", "/drain/r0")
+        assert await told() == ("only", [{"replica": "r0", "reason": "draining"}])
+        assert "left out: r0 (draining)" in lines((await ready.admin("POST", "/explain", json=CHAT))[1])
+        await ready.admin("DELETE", "/drain/r0")
+        ready.replicas[0].healthy = False
+
+        async def ejected() -> bool:
+            return await told() == ("only", [{"replica": "r0", "reason": "ejected"}])
+
+        await until(ejected)
+        ready.router.fleet.models_reported(0, frozenset({"another"}))
+        assert await told() == ("only", [{"replica": "r0", "reason": "other model"}])
 
     run(tmp_path, scenario)
 
