@@ -17,6 +17,7 @@ from router.config_values import (
     Secret,
     Secrets,
     Section,
+    Target,
 )
 from router.cors_config import CorsConfig
 from router.cost_config import CostConfig
@@ -124,7 +125,7 @@ class HealthConfig(Section):
 
     interval_s: PositiveFloat = 2.0
     timeout_s: PositiveFloat = 2.0
-    path: str = "/health"
+    path: Target = "/health"
     failures_to_eject: PositiveInt = 3
     probe_failures_to_eject: PositiveInt = 2
     backoff_s: PositiveFloat = 1.0

@@ -16,6 +16,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _CREDENTIALS = re.compile(r"//.*@")
 _HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9])?")
 _PATH_PATTERN = re.compile(r"([A-Z]+ )?/[\w.~!$&'()*+,=:@/-]*", re.ASCII)
+_TARGET = re.compile(r"/[\x21\x22\x24-\x7e]*")
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
@@ -70,6 +71,16 @@ def _is_path_pattern(value: object) -> str:
 
 
 PathPattern = Annotated[str, BeforeValidator(_is_path_pattern)]
+
+
+def _is_target(value: object) -> str:
+    if not isinstance(value, str) or not _TARGET.fullmatch(value):
+        raise ValueError(f"expected a path that begins with /, without spaces and #, got {value!r}")
+    return value
+
+
+Target = Annotated[str, BeforeValidator(_is_target)]
+"""What is asked of a server whose URL stands elsewhere: a path, with a query if need be."""
 
 
 def _secret(value: object) -> SecretStr:

@@ -25,7 +25,7 @@ class FileDiscovery(Section):
     """A file with a list of replicas, each with the keys of ``replicas:``."""
 
     kind: Literal["file"]
-    path: str
+    path: Annotated[str, Field(min_length=1)]
     interval_s: PositiveFloat = 1.0
     """How often it is looked whether the file changed."""
 
