@@ -38,6 +38,7 @@ from router.proxy.sockets import raise_limit
 from router.proxy.tenant_file_watch import TenantFileWatch
 from router.proxy.tls import PublicTls, server_context
 from router.proxy.tracing_extra import require_otel_extra, start_tracing
+from router.routing.health import HealthState
 from router.state.shared_state import Callbacks, make_state
 from router.tenants_config import TenantConfig
 from router.tenants_file import read_tenants
@@ -72,7 +73,7 @@ class Router:
         require_otel_extra(config)
         self._tls = None if config.tls is None else PublicTls(config.tls)
         self.counters = Counters()
-        self.fleet = make_fleet(config)
+        self.fleet = make_fleet(config, HealthState.UNKNOWN)
         exact = self.fleet.caches.exact
         self.prompt_reader = make_prompt_reader(config, lambda: exact.namings, self.counters)
         self.kv_events = KvEventFeed(self.fleet, config, self.counters)

@@ -9,7 +9,7 @@ from router.routing.block_naming import HashScheme
 from router.routing.block_source import BlockSettings
 from router.routing.fleet import Fleet
 from router.routing.fleet_settings import FleetSettings
-from router.routing.health import HealthSettings
+from router.routing.health import HealthSettings, HealthState
 from router.routing.kv_route import KvPull, Role
 from router.routing.policies import POLICIES
 from router.routing.policies.least_loaded import LeastLoaded
@@ -39,12 +39,19 @@ def make_selectable(config: RouterConfig, rng: random.Random) -> dict[str, Polic
     return {kind: POLICIES[kind](rng) for kind in policy.selectable if kind != policy.kind}
 
 
-def make_fleet(config: RouterConfig) -> Fleet:
+def make_fleet(config: RouterConfig, initial_health: HealthState = HealthState.HEALTHY) -> Fleet:
     """The fleet ``config`` names; nobody has been probed yet."""
     rng = random.Random(config.seed)
     specs = [replica_spec(replica, config) for replica in config.replicas]
     policy, selectable = make_policy(config, rng), make_selectable(config, rng)
-    return Fleet(specs, policy, fleet_settings(config), selectable=selectable, rng=rng)
+    return Fleet(
+        specs,
+        policy,
+        fleet_settings(config),
+        selectable=selectable,
+        rng=rng,
+        initial_health=initial_health,
+    )
 
 
 def fleet_settings(config: RouterConfig) -> FleetSettings:

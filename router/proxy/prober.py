@@ -127,6 +127,8 @@ class Prober:
                     pass  # whoever found it silent logged that
                 elif after is HealthState.EJECTED:
                     log.warning("replica %s is ejected: %s", replica.name, failure or "its requests failed")
+                elif after is HealthState.UNKNOWN:
+                    log.warning("replica %s could not be probed yet: %s", replica.name, failure)
                 else:
                     log.info("replica %s is %s", replica.name, after.value)
             with suppress(TimeoutError):

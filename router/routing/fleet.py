@@ -21,6 +21,7 @@ from router.routing.decision import Assessment, Decision
 from router.routing.dispatch import Dispatch
 from router.routing.fleet_settings import FleetSettings
 from router.routing.fleet_speed import FleetSpeed
+from router.routing.health import HealthState
 from router.routing.hold_queue import Held
 from router.routing.holding import Holding
 from router.routing.hot_prefixes import HotPrefixes
@@ -54,8 +55,12 @@ class Fleet:
         layout: BlockLayout = TEXT_LAYOUT,
         tokens_per_unit: float = 0.25,
         use_index: bool = True,
+        initial_health: HealthState = HealthState.HEALTHY,
     ) -> None:
-        """``selectable``: other policies, by kind, that a request may ask for."""
+        """``selectable``: other policies, by kind, that a request may ask for.
+
+        ``initial_health``: of ``replicas``; ``UNKNOWN`` where probes will tell.
+        """
         specs = tuple(replicas)
         self.settings = settings
         self.speed = FleetSpeed()
@@ -89,7 +94,7 @@ class Fleet:
         self._availability = Availability(roster, caches, self._holding, Silence(roster, self.speed, traffic))
         self._membership = Membership(roster, caches, self.speed, shortlist, self._availability, settings)
         for spec in specs:
-            self._membership.founded(spec)
+            self._membership.founded(spec, initial_health)
         self.outbox = self._holding.outbox
         """Held requests that were sent since the caller last looked; it empties this."""
         self.peers = Peers(

@@ -1,9 +1,9 @@
 """Whether a replica may be used: one table of transitions from what probes and traffic saw.
 
-``unknown``   joined lately and not probed yet; not used.
+``unknown``   configured or joined lately, and not probed yet; not used.
 ``healthy``   used.
 ``suspect``   failed lately, not often enough to be ejected; used.
-``ejected``   not used until its back-off ends and a probe succeeds; dead on start-up counts as this.
+``ejected``   not used until its back-off ends and a probe succeeds; so is one whose first probe fails.
 ``probation`` back, one request at a time until one succeeds.
 A replica that is ``silent`` is ejected, too, though it answers its probes; it is healthy again as soon as it
 produces something.

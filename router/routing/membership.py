@@ -32,9 +32,9 @@ class Membership:
         self._availability = availability
         self.settings = settings
 
-    def founded(self, spec: ReplicaSpec) -> None:
-        """One of the first, which the caches know of. With no other to ask instead, it is believed well."""
-        self._join(spec, HealthState.HEALTHY)
+    def founded(self, spec: ReplicaSpec, health: HealthState) -> None:
+        """One of the first, which the caches know of."""
+        self._join(spec, health)
 
     def added(self, spec: ReplicaSpec) -> ReplicaState:
         """One joined: it gets work once a probe has found it well."""

@@ -21,7 +21,7 @@ class Candidates:
         self.moves_kv = any(replica.spec.moves_kv for replica in replicas)
         """Some have a role, or can pull KV: see ``pools.py``."""
         self.panic = panic
-        """Every replica is ejected: the probes may be wrong, and trying beats refusing."""
+        """No replica is known to be well: the probes may be wrong, and trying beats refusing."""
 
 
 class Roster(Collection[ReplicaState]):
