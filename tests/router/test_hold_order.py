@@ -198,10 +198,14 @@ def test_nobody_goes_before_one_it_counts_on(
 def test_openers_are_found_by_the_prompt_and_by_the_queue_alike(
     waiting: list[tuple[list[int], int, float, float]],
 ) -> None:
-    """A prompt of few blocks is looked up block by block, one of many by who is held: the same are found."""
+    """A prompt of few blocks is looked up block by block, one of many by who is held: the same are found.
+
+    Those of one rank may come in either order.
+    """
     queue = HoldQueue()
     for path, opens, prefill_s, deadline in waiting:
         keys = [hash(tuple(path[: depth + 1])) & 0xFFFF_FFFF for depth in range(len(path))]
         queue.add(Held(Prompt(keys=keys, units=0), None, prefill_s, deadline, opens=min(opens, len(path))))
-        stretched = [*keys, *range(1, 40)]
-        assert queue.counted_on(stretched) == queue.counted_on(keys)
+        found, among_many = queue.counted_on(keys), queue.counted_on([*keys, *range(1, 40)])
+        assert {id(one) for one in found} == {id(one) for one in among_many}
+        assert [one.rank_s for one in found] == [one.rank_s for one in among_many]

@@ -77,9 +77,7 @@ def test_medians_over_rounds() -> None:
     assert "10.00 at hit 0.90 (1.00)" in captured.get()
 
 
-@pytest.mark.parametrize(
-    ("name", "most_us"), [("block cache", 150), ("radix tree", 250), ("radix tree, pages of 1", 250)]
-)
-def test_bookkeeping_stays_within_its_bound(name: str, most_us: float) -> None:
-    """CPU of this thread, so that a busy machine does not count; 30 to 70 µs seen."""
-    assert bookkeeping_us(CACHES[name], prompts=60) < most_us
+@pytest.mark.parametrize("name", ["block cache", "radix tree", "radix tree, pages of 1"])
+def test_bookkeeping_is_measured_and_far_from_a_scan_of_the_cache(name: str) -> None:
+    """How fast is `bench engine`'s to tell (30 to 70 µs a prompt here; beside other work three times that)."""
+    assert 0.0 < bookkeeping_us(CACHES[name], prompts=20) < 2_000
