@@ -79,5 +79,5 @@ def test_medians_over_rounds() -> None:
 
 @pytest.mark.parametrize("name", ["block cache", "radix tree", "radix tree, pages of 1"])
 def test_bookkeeping_is_measured_and_far_from_a_scan_of_the_cache(name: str) -> None:
-    """How fast is `bench engine`'s to tell (30 to 70 µs a prompt here; beside other work three times that)."""
+    """How fast is `bench engine`'s to tell (30 to 70 µs; beside other work three times that)."""
     assert 0.0 < bookkeeping_us(CACHES[name], prompts=20) < 2_000
