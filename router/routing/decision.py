@@ -23,7 +23,7 @@ class Reason(StrEnum):
     ONLY = "only"
     """One candidate was left."""
     PANIC = "panic"
-    """Every replica is ejected; one was tried all the same."""
+    """No replica is known to be well; one was tried all the same."""
     HANDOFF = "handoff"
     """A prefill replica has computed the prompt; this one pulls its KV and answers."""
     RETRY = "retry"

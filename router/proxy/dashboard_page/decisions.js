@@ -10,7 +10,7 @@ function why(one) {
   if (one.reason === "spill" && one.spill_saved_ms !== null) return `${ms(one.spill_saved_ms)} less prefill where it is warmer, but ${one.extra_wait_ms >= 1 ? `${ms(one.extra_wait_ms)} more queue` : "others would wait for it there"}`;
   if (one.reason === "cold") return "nobody holds any of it";
   if (one.reason === "retry") return "an earlier try failed";
-  if (one.reason === "panic") return "every replica is ejected";
+  if (one.reason === "panic") return "no replica is known to be well";
   if (one.matched_tokens) return `${tokens(one.matched_tokens)} tokens cached there`;
   return {only: "no other may take it", session: "the session's home", balanced: "least load"}[one.reason] || "";
 }
