@@ -75,9 +75,9 @@ def _check_modes(args: argparse.Namespace, policies: Sequence[str]) -> None:
         return
     if args.rates is not None:
         refuse_given(args, ("--rate",), "and --rates both say how fast requests come; give one of them")
-    if args.explain is not None and len(policies) != 2:
-        raise ValueError(f"--explain compares two policies, --policy has {len(policies)}; give two")
     if args.explain is not None:
+        if len(policies) != 2:
+            raise ValueError(f"--explain compares two policies, --policy has {len(policies)}; give two")
         refuse_given(args, ("--json",), "without effect: --explain prints text")
         refuse_given(args, ("--routers", "--peer-lag"), "without effect: --explain looks at one router")
 

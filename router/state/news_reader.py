@@ -88,9 +88,8 @@ class NewsReader:
                 {stream_name(self.config): self._last}, count=READ_BATCHES, block=int(1_000 * READ_WAIT_S)
             )
         self._status.reading(None)
-        if (
-            not reply
-        ):  # or all that is new has an older name: the store lost the stream, its clock was set back
+        if not reply:
+            # Or all that is new has an older name: the store lost the stream, its clock was set back.
             await self._resume(client)
         events = 0
         for self._last, fields in reply[0][1] if reply else ():

@@ -5,7 +5,12 @@ from typing import Final
 from router.routing.replica_state import ReplicaState
 
 IDLE_SHARE: Final = 4
-"""A replica with less than the mean of outstanding tokens over this has next to nothing to do."""
+"""The mean of outstanding tokens over this is next to nothing."""
+
+
+def idle_below(outstanding: int, replicas: int) -> float:
+    """A replica with fewer has next to nothing to do where ``replicas`` have ``outstanding`` tokens in all."""
+    return outstanding / (IDLE_SHARE * replicas)
 
 
 def in_flight(candidate: ReplicaState, now: float) -> float:

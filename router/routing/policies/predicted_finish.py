@@ -38,7 +38,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from router.routing.decision import Assessment, Decision, Reason
-from router.routing.policies.load_measure import IDLE_SHARE
+from router.routing.policies.load_measure import idle_below
 from router.routing.policies.same_state import same_state
 from router.routing.replica_state import ReplicaState
 from router.routing.universal_head import MOST_PAST_HEAD
@@ -153,7 +153,7 @@ class PredictedFinish:
         universal, idle = request.universal_tokens, 0.0
         if universal:
             outstanding = sum([candidate.outstanding_tokens for candidate in candidates])
-            idle = outstanding / (IDLE_SHARE * len(candidates))
+            idle = idle_below(outstanding, len(candidates))
         by_replica: list[int] | None = matched_by if isinstance(matched_by, list) else None
         rows: list[ReplicaState] = candidates if isinstance(candidates, list) else list(candidates)
         for place, candidate in enumerate(rows):

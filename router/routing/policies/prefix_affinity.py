@@ -17,7 +17,7 @@ import random
 from collections.abc import Sequence
 
 from router.routing.decision import Assessment, Decision, Reason
-from router.routing.policies.load_measure import IDLE_SHARE
+from router.routing.policies.load_measure import idle_below
 from router.routing.policies.own_delay import assess_own_delay
 from router.routing.policies.same_state import same_state
 from router.routing.replica_state import ReplicaState
@@ -84,7 +84,7 @@ class PrefixAffinity:
         universal = request.universal_tokens
         if longest > MOST_PAST_HEAD * universal:
             return None
-        idle = sum(tokens.values()) / (IDLE_SHARE * len(tokens))
+        idle = idle_below(sum(tokens.values()), len(tokens))
         lack = [row for row in rows if row.matched_tokens < universal and tokens[row.replica] < idle]
         return self._least(lack, tokens, doubts) if lack else None
 
