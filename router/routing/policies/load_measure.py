@@ -9,7 +9,7 @@ IDLE_SHARE: Final = 4
 
 
 def idle_below(outstanding: int, replicas: int) -> float:
-    """A replica with fewer has next to nothing to do where ``replicas`` have ``outstanding`` tokens in all."""
+    """With fewer, one of ``replicas`` that have ``outstanding`` tokens in all has next to nothing to do."""
     return outstanding / (IDLE_SHARE * replicas)
 
 
