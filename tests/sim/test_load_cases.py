@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from sim.bench.load import streams
@@ -24,7 +25,7 @@ from sim.replay import ReplaySettings, replay
 from sim.results import Result
 from sim.results_table import client_warning
 from sim.workload.prompt_text import PromptText
-from sim.workload.trace import Trace
+from sim.workload.trace import Trace, TraceRequest
 from sim.workload.trace_file import read_trace
 from tests.fakes.router_process import RouterProcess, router_process
 from tests.sim.fake_openai import Body, FakeOpenAI
@@ -45,19 +46,31 @@ class PausingServer(FakeOpenAI):
         return await super()._answer(request, number, body)
 
 
-class CachingServer(FakeOpenAI):
-    """Remembers the first block of every prompt it has seen, over all runs."""
+HIT = 0.7
+"""Of a prompt whose first block is known."""
 
-    def __init__(self) -> None:
+
+class CachingServer(FakeOpenAI):
+    """Remembers the first block of every prompt it has seen, over all runs. A prompt takes ``cold_s``."""
+
+    def __init__(self, cold_s: float = 0.0) -> None:
         super().__init__()
+        self._cold_s = cold_s
         self._seen: set[str] = set()
         self.cached_share = self._hit
 
+    async def _answer(self, request, number: int, body: Body):  # type: ignore[no-untyped-def]
+        known = self._head(body) in self._seen
+        await asyncio.sleep((1.0 - HIT * known) * self._cold_s)
+        return await super()._answer(request, number, body)
+
     def _hit(self, body: Body) -> float:
-        head = body["messages"][0]["content"][: 512 * 4]
-        known = head in self._seen
-        self._seen.add(head)
-        return 0.7 if known else 0.0
+        known = self._head(body) in self._seen
+        self._seen.add(self._head(body))
+        return HIT * known
+
+    def _head(self, body: Body) -> str:
+        return str(body["messages"][0]["content"][: 512 * 4])
 
 
 def test_B029_a_second_run_is_not_answered_from_the_first_ones_cache(
@@ -86,18 +99,26 @@ def test_B029_a_second_run_is_not_answered_from_the_first_ones_cache(
 
 
 async def ready(router: RouterProcess) -> None:
-    """Wait until it has a replica to send to."""
-    async with asyncio.timeout(20.0):
-        while (await router.get("/readiness")).status != 200:  # noqa: ASYNC110 - only it knows
+    """Wait until every replica of it gets requests."""
+    async with asyncio.timeout(20.0), aiohttp.ClientSession() as session:
+        while True:
+            async with session.get(f"http://{router.admin}/fleet") as answer:
+                if all(replica["health"] == "healthy" for replica in (await answer.json())["replicas"]):
+                    return
             await asyncio.sleep(0.02)
 
 
 def test_B029_the_order_of_two_policies_changes_nothing(tmp_path: Path) -> None:
-    """Round robin then prefix-aware, and the other way round, on the same replicas with the same seed."""
+    """Round robin then prefix-aware, and the other way round, on the same replicas with the same seed.
+
+    Each request waits for the answer before it: how many meet, and spill, is up to the machine. And it takes
+    time as it does in earnest: what costs nothing may as well be computed elsewhere.
+    """
+    turns = tuple(TraceRequest(700, 1, (k % 9,), session="s", think_ms=0.0) for k in range(81))
 
     async def measured(order: Sequence[str], folder: Path) -> dict[str, Result]:
         async with AsyncExitStack() as stack:
-            urls = [await stack.enter_async_context(CachingServer().running()) for _ in range(2)]
+            urls = [await stack.enter_async_context(CachingServer(0.03).running()) for _ in range(2)]
             done: dict[str, Result] = {}
             for policy in order:
                 (own := folder / policy).mkdir()
@@ -106,7 +127,7 @@ def test_B029_the_order_of_two_policies_changes_nothing(tmp_path: Path) -> None:
                     settings = ReplaySettings(
                         url=f"http://{router.address}", model="fake-model", salt=secrets.token_hex(4)
                     )
-                    trace = timed([(12.0 * k, 700, 1, (k % 9,)) for k in range(81)])
+                    trace = Trace("turns", 512, turns)
                     done[policy] = (await replay(trace, replace(settings, warmup_share=0.0))).result
             return done
 
