@@ -35,6 +35,8 @@ class Engine:
     publishes_kv_events: bool = False
     parts_cache: bool = False
     """``cache_salt`` keeps prefixes apart in its cache; False: tenants share it."""
+    unparted_paths: tuple[str, ...] = ()
+    """Where it reads none although ``parts_cache``: tenants share what is cached of these requests."""
     takes_salt: bool = True
     """A request may carry ``cache_salt``; False: it may be refused for a field that OpenAI does not have."""
 

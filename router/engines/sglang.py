@@ -53,4 +53,16 @@ ENGINE = Engine(
     info=info,
     publishes_kv_events=True,
     parts_cache=True,
+    # As of 0.5.23 (entrypoints/openai/protocol.py, entrypoints/anthropic/protocol.py): fields of these
+    # requests that it does not know it passes over.
+    unparted_paths=(
+        "/v1/messages",
+        "/v1/embeddings",
+        "/v1/classify",
+        "/v1/score",
+        "/v1/rerank",
+        "/v1/decisions",
+        "/v1/systemone",
+        "/v1/audio/transcriptions",
+    ),
 )

@@ -4,8 +4,8 @@ import asyncio
 
 from router.proxy.cors import is_preflight, without_origin
 from router.proxy.own_routes import is_open, is_routed
-from router.proxy.request_head import ForwardedAs, RequestHead, client_keys
-from router.proxy.router_error import LOOP, PATH_REFUSED, RouterError
+from router.proxy.request_head import COMPRESSED, ForwardedAs, RequestHead, client_keys
+from router.proxy.router_error import BODY_COMPRESSED, LOOP, PATH_REFUSED, RouterError
 from router.proxy.settings import ProxySettings
 from router.proxy.tenancy import Caller
 from router.proxy.tenant_request import without_salts
@@ -96,7 +96,12 @@ def admitted(
 
     ``routed``: a replica is to answer it.
     """
-    closed = PATH_REFUSED if routed and settings.paths.refuse(head.method, head.path) else None
+    closed = None
+    if routed:
+        if settings.paths.refuse(head.method, head.path):
+            closed = PATH_REFUSED
+        elif COMPRESSED in head.found:
+            closed = BODY_COMPRESSED
     authorization = head.found.get(b"authorization")
     tenancy = settings.tenancy
     if tenancy is None:

@@ -17,8 +17,10 @@ import aiohttp
 from replica.contract.load_report import LoadReport
 from router.config import RouterConfig
 from router.ended_tasks import end_tasks
+from router.engines.engine import Engine
 from router.proxy.cache_report import CacheWarnings
 from router.proxy.engine_reader import EngineReader
+from router.proxy.path_rules import PathRules
 from router.proxy.replica_access import ReplicaAccess, replica_accesses
 from router.proxy.sockets import is_own
 from router.routing.fleet import Fleet
@@ -210,6 +212,21 @@ class Prober:
                 log.warning(
                     "replica %s: %s knows no cache_salt: tenants share its cache", replica.name, engine.title
                 )
+            self._warn_of_paths(replica, engine)
+
+    def _warn_of_paths(self, replica: ReplicaState, engine: Engine) -> None:
+        """Where tenants' prompts are not kept apart at some of an engine's paths, and these are open."""
+        config = self._config
+        rules = PathRules(config.allowed_paths, config.refused_paths)
+        shared = [path for path in engine.unparted_paths if not rules.refuse(b"POST", path.encode())]
+        if shared and config.tenants is not None:
+            log.warning(
+                "replica %s: %s reads no cache_salt at %s: there tenants share its cache; refused_paths "
+                "closes what they must not use",
+                replica.name,
+                engine.title,
+                ", ".join(shared),
+            )
 
     def _warn_of_models(self, replica: ReplicaState) -> None:
         """Once, where something answers that has never said which models it serves: the wrong port, maybe."""

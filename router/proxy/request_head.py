@@ -27,11 +27,24 @@ STEERING_HEADERS = frozenset(
         b"x-llm-d-encoder-hosts-ports",
         b"x-llm-d-kv-cache-source-host-port",
         b"x-llm-d-prefiller-host-port",
+        b"x-override-bootstrap-host",
+        b"x-override-bootstrap-port",
+        b"x-override-bootstrap-room",
+        b"x-override-conversation-id",
+        b"x-override-disagg-prefill-dp-rank",
+        b"x-override-priority",
+        b"x-override-rid",
+        b"x-override-routed-dp-rank",
         b"x-prefiller-host-port",
+        b"x-vllm-priority",
         b"x-warmroute-kv-source",
     }
 )
-"""What tells an engine, or the sidecar before it, who computes and where KV is: never a client's to say."""
+"""What tells an engine, or the sidecar before it, who computes, where KV is and who goes first: never a
+client's to say. ``x-override-*`` are SGLang's (``SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES``), which put them in
+the place of the body's fields, as vLLM does with its priority."""
+COMPRESSED = b"x-body-compressed"
+"""SGLang unpacks such a body (``SGLANG_ENABLE_REQUEST_DECOMPRESSION``), which nobody has looked into."""
 # Lines that are not passed on as they are: hop-by-hop, made anew, or read by the router.
 READ_HEADERS = STEERING_HEADERS | frozenset(
     {
@@ -40,6 +53,7 @@ READ_HEADERS = STEERING_HEADERS | frozenset(
         b"authorization",
         b"connection",
         b"content-length",
+        b"endpoint-load-metrics-format",  # asks vLLM to tell its load and cache use in the answer's head
         b"expect",
         b"host",
         b"http2-settings",
@@ -52,6 +66,7 @@ READ_HEADERS = STEERING_HEADERS | frozenset(
         b"transfer-encoding",
         b"upgrade",
         b"x-api-key",
+        b"x-body-compressed",
         b"x-forwarded-for",
         b"x-forwarded-proto",
         b"x-request-id",

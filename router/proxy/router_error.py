@@ -117,6 +117,11 @@ RECEIVING_SHARE = RouterError(
     "(limits.receiving_bytes); try again",
     retry_after_s=1,
 )
+BODY_COMPRESSED = RouterError(
+    415,
+    "body_compressed",
+    "The router reads bodies before it passes them on; send it plain, without x-body-compressed",
+)
 BODY_CROWDED = RouterError(
     413,
     "body_crowded",

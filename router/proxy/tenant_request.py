@@ -21,7 +21,9 @@ SALT_FIELDS = ("cache_salt", "extra_key")
 CONTAINERS = ("extra_body", "nvext", "vllm_xargs")
 """Objects in which gateways and engines pass fields on that are not OpenAI's."""
 UPLOADS = (b"/v1/audio/", b"/v1/files", b"/v1/images/")
-"""What comes here as a form is no prompt that a prefix cache keeps."""
+"""What comes here as a form has no place for a salt: engines read none there."""
+ADAPTERS = "lora_path"
+"""SGLang answers with these, one for each prompt, whatever the model's name says."""
 SALT_HEADERS = frozenset({b"cache-salt", b"cache_salt", b"x-cache-salt", b"x-warmroute-tenant"})
 """No engine we know reads them; none ever shall."""
 
@@ -64,8 +66,7 @@ def take_in(
         if field is not None:
             return replace(SALT_IN_FORM, param=field or None)
         return caller.model_refusal(None) or TakenIn(body, None)
-    model = request.get("model")
-    refusal = caller.model_refusal(model if type(model) is str else None)
+    refusal = _model_refusal(caller, request)
     if refusal is not None:
         return refusal
     own = None
@@ -85,6 +86,20 @@ def take_in(
 
 
 _SALTED = frozenset((*SALT_FIELDS, *CONTAINERS))
+
+
+def _model_refusal(caller: Caller, request: dict[str, Any]) -> RouterError | None:
+    """Why the tenant may not have what answers ``request``: its model, or SGLang's adapters of that."""
+    model = request.get("model")
+    refusal = caller.model_refusal(model if type(model) is str else None)
+    adapters = request.get(ADAPTERS)
+    if refusal is not None or not adapters:
+        return refusal
+    for one in adapters if type(adapters) is list else (adapters,):
+        refusal = None if one is None else caller.model_refusal(one if type(one) is str else None)
+        if refusal is not None:
+            return replace(refusal, param=ADAPTERS)
+    return None
 
 
 def _own_salt(request: dict[str, Any]) -> str | None:

@@ -26,6 +26,7 @@ _FIELDS: Final = (
     "functions",
     "input",
     "instructions",
+    "lora_path",
     "max_completion_tokens",
     "max_tokens",
     "messages",

@@ -207,8 +207,19 @@ ENGINE_STEERING = (
     "x-llm-d-encoder-hosts-ports",
     "x-llm-d-kv-cache-source-host-port",
     "x-llm-d-prefiller-host-port",
+    "x-override-bootstrap-host",
+    "x-override-bootstrap-port",
+    "x-override-bootstrap-room",
+    "x-override-conversation-id",
+    "x-override-disagg-prefill-dp-rank",
+    "x-override-priority",
+    "x-override-rid",
+    "x-override-routed-dp-rank",
+    "x-vllm-priority",
+    "endpoint-load-metrics-format",
 )
-"""vLLM's rank, and where the sidecar of llm-d has parts of a request computed: the prompt would go there."""
+"""vLLM's rank, priority and report of its load, what SGLang puts in the place of a body's fields, and where
+the sidecar of llm-d has parts of a request computed: the prompt would go there."""
 
 
 def test_B013_B066_no_header_of_a_client_chooses_rank_or_host() -> None:
@@ -218,5 +229,17 @@ def test_B013_B066_no_header_of_a_client_chooses_rank_or_host() -> None:
         (seen,) = rig.replica.requests
         assert seen.field("x-kept") == "a"
         assert not {name for name, _ in seen.fields} & {name.encode() for name in ENGINE_STEERING}
+
+    with_rig(scenario)
+
+
+def test_B066_a_body_that_an_engine_would_unpack_is_refused() -> None:
+    """SGLang's ``x-body-compressed``: a field that steers it could hide in there, or a salt."""
+
+    async def scenario(rig: Rig) -> None:
+        for body in (b"\x28\xb5\x2f\xfd\x00", json.dumps(CHAT).encode()):
+            answer = await rig.ask(body, X_Body_Compressed="zstd")
+            assert (answer.status, answer.error["code"]) == (415, "body_compressed")
+        assert not rig.replica.requests
 
     with_rig(scenario)

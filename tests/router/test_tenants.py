@@ -52,7 +52,13 @@ def test_models_of_others_are_neither_listed_nor_served() -> None:
         assert code(await rig.ask(unnamed, **B)) == (403, "model_not_allowed")
         assert code(await rig.ask({**CHAT, "model": "other"}, **B)) == (404, "model_not_found")
         assert code(await rig.get("/v1/models/m", **B)) == (403, "model_not_allowed")
+        for adapters in ("other", ["m", "other"], [["m"]], {"m": 1}, 7):
+            refused = await rig.ask({**CHAT, "lora_path": adapters}, **A)
+            assert code(refused) == (403, "model_not_allowed") and refused.error["param"] == "lora_path"
+        crowded = {**CHAT, "lora_path": ["other"], "messages": [{}] * 70_000}
+        assert code(await rig.ask(crowded, **A)) == (403, "model_not_allowed")
         assert len(rig.replica.requests) == 1
+        assert (await rig.ask({**CHAT, "lora_path": ["m", None]}, **A)).status == 200
 
     with_router(
         scenario,
@@ -233,6 +239,34 @@ def test_an_engine_that_parts_nothing_is_warned_of(caplog: pytest.LogCaptureFixt
         await rig.reload(rig.entry(0, kind="llamacpp"), rig.entry(1, kind="vllm"))
         await until(lambda: any("tenants share its cache" in one for one in caplog.messages))
         assert not any("r1" in one and "share" in one for one in caplog.messages)
+
+    with_router(scenario, replicas=2, tenants=tenants())
+
+
+@pytest.mark.parametrize(
+    ("closed", "shared"),
+    [
+        ([], "/v1/messages, /v1/embeddings, /v1/classify, /v1/score, /v1/rerank, /v1/decisions, "),
+        (
+            ["/v1/messages", "POST /v1/*s", "/v1/decisions"],
+            "/v1/classify, /v1/score, /v1/rerank, /v1/systemone:",
+        ),
+        (["/v1/*"], ""),
+    ],
+)
+def test_paths_at_which_an_engine_reads_no_salt_are_warned_of_unless_they_are_closed(
+    closed: list[str], shared: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SGLang passes over a salt in Anthropic's messages, in embeddings and in what only scores."""
+    caplog.set_level("INFO", "warmroute")
+
+    async def scenario(rig: RouterRig) -> None:
+        kinds = [rig.entry(0, kind="vllm"), rig.entry(1, kind="sglang")]
+        await rig.reload(*kinds, refused_paths=closed)
+        await until(lambda: sum("runs" in one for one in caplog.messages) == 2)
+        lines = [one for one in caplog.messages if "reads no cache_salt at" in one]
+        assert len(lines) == bool(shared)
+        assert all(f"replica r1: SGLang reads no cache_salt at {shared}" in one for one in lines)
 
     with_router(scenario, replicas=2, tenants=tenants())
 
