@@ -93,7 +93,7 @@ class ReplicaAddress(Section):
     @classmethod
     def _http(cls, value: str) -> str:
         parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not parts.hostname or any(one <= " " for one in value):
             raise ValueError(f"expected http://HOST:PORT, got {value!r}")
         if parts.path not in ("", "/") or parts.query or parts.fragment:
             raise ValueError(f"expected a URL without a path (the request's own path is used), got {value!r}")

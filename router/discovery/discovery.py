@@ -130,7 +130,10 @@ class Discovery:
         while True:
             try:
                 await one.source.watch(found, one.status)
-            except Exception:
-                log.exception("%s: fault; what was found before stays", one.config.label)
-                one.status.failure = "fault, see the log"
+            except Exception as error:
+                why = f"fault, see the log: {type(error).__name__}"
+                if why != one.status.failure:
+                    log.exception("%s: fault; what was found before stays", one.config.label)
+                one.status.failure = why
+                one.status.heard.set()
             await asyncio.sleep(_AFTER_FAULT_S)

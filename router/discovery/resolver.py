@@ -28,11 +28,14 @@ async def addresses(host: str, port: int, limit_s: float) -> list[str]:
 
 
 async def service_targets(name: str, nameserver: str | None, limit_s: float) -> list[tuple[str, int]]:
-    """Hosts and ports of the SRV record ``name``, those of the first priority, sorted; none if it has none.
+    """Hosts and ports of the SRV record ``name``, those of the first priority, each once, sorted.
 
-    ``nameserver``: HOST:PORT, the system's if ``None``. Raises ``OSError`` if there is no answer.
+    Names are in lower case: resolvers change it from answer to answer. Records that name no place (RFC 2782:
+    the target ``.`` says that there is no such service) do not count. ``nameserver``: HOST:PORT, the system's
+    if ``None``. Raises ``OSError`` if there is no answer.
     """
     import dns.exception
+    import dns.name
     import dns.resolver
 
     try:
@@ -41,12 +44,12 @@ async def service_targets(name: str, nameserver: str | None, limit_s: float) -> 
         return []
     except dns.exception.DNSException as error:
         raise OSError(str(error) or type(error).__name__) from None
-    first = min(record.priority for record in answer)
-    return sorted(
-        (record.target.to_text(omit_final_dot=True), record.port)
-        for record in answer
-        if record.priority == first
-    )
+    records = [one for one in answer if one.port and one.target != dns.name.root]
+    first = min((one.priority for one in records), default=0)
+    places = {
+        (one.target.to_text().rstrip(".").lower(), one.port) for one in records if one.priority == first
+    }
+    return sorted(places)
 
 
 def _resolver(nameserver: str | None) -> "Resolver":

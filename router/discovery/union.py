@@ -14,7 +14,7 @@ class Union(NamedTuple):
 
 
 def united(sources: Iterable[tuple[str, Sequence[ReplicaConfig]]]) -> Union:
-    """Each replica once; of two with one name, or one URL, that of the earlier source stays.
+    """Each name once: of two with one name, or one URL in two sources, the earlier stays.
 
     >>> a, b = ReplicaConfig(url="http://h:1", name="a"), ReplicaConfig(url="http://h:2", name="a")
     >>> united([("replicas", [a]), ("file x", [b])]).refusals
@@ -37,7 +37,7 @@ def united(sources: Iterable[tuple[str, Sequence[ReplicaConfig]]]) -> Union:
                 refusals.append(f"{who}: {other} has that URL as {there.effective_name}")
             else:
                 fit.append(one)
+                names[name] = label, one
         kept += fit
-        names |= {one.effective_name: (label, one) for one in fit}
         urls |= {one.url: (label, one) for one in fit}
     return Union(tuple(kept), tuple(refusals))

@@ -9,7 +9,7 @@ import pytest
 from router.config_errors import ConfigError
 from router.discovery import dns_source
 from router.discovery.dns_source import DnsSource
-from router.discovery.resolver import addresses
+from router.discovery.resolver import addresses, service_targets
 from router.discovery.source import SourceStatus
 from router.discovery_config import DnsDiscovery
 from router.replica_config import ReplicaConfig
@@ -71,6 +71,68 @@ def test_addresses_of_a_name_are_replicas() -> None:
         await until_there_are(rig, "r0", f"127.0.0.1:{port}")
 
     run(scenario)
+
+
+async def _targets(*records: str) -> list[tuple[str, int]]:
+    """What SRV ``records`` are taken to say."""
+    server = FakeDns()
+    await server.start()
+    server.records = list(records)
+    try:
+        return await service_targets(SRV, server.address, 5.0)
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    ("records", "places"),
+    [
+        (
+            ("1 5 80 a.example.", "1 6 80 a.example.", "1 6 81 A.EXAMPLE."),
+            [("a.example", 80), ("a.example", 81)],
+        ),
+        (("1 0 80 b.example.", "1 65535 80 a.example."), [("a.example", 80), ("b.example", 80)]),
+        (("0 0 80 .",), []),
+        (("0 0 80 .", "0 0 0 b.example.", "2 0 80 c.example.", "3 0 80 d.example."), [("c.example", 80)]),
+    ],
+    ids=["one place in several records and letters", "weights", "no such service", "no places"],
+)
+def test_srv_records_name_each_place_once(records: tuple[str, ...], places: list[tuple[str, int]]) -> None:
+    assert asyncio.run(_targets(*records)) == places
+
+
+def test_one_replica_in_two_records_is_one_replica() -> None:
+    async def scenario(rig: RouterRig) -> None:
+        server = FakeDns()
+        await server.start()
+        one = f"localhost:{rig.replicas[1].port}"
+        port = rig.replicas[1].port
+        settings = {"kind": "dns", "srv": SRV, "nameserver": server.address, "interval_s": 0.02}
+        try:
+            server.records = [f"1 5 {port} localhost.", f"1 6 {port} LOCALHOST."]
+            await rig.reload(rig.entry(0), discovery=[settings])
+            await until_there_are(rig, "r0", one)
+            assert [replica.name for replica in rig.router.fleet.replicas.staying] == ["r0", one]
+            server.records = []
+            await until_there_are(rig, "r0")
+        finally:
+            server.stop()
+
+    run(scenario)
+
+
+def test_names_that_no_host_can_have_cost_the_others_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    assert _told([["a", "b c", "d/e"], ["a", "b c", "d/e"], ["b c"], ["b c"], ["b c"], ["a"]]) == [
+        ("http://a:80",),
+        ("http://a:80",),
+        (),
+        ("http://a:80",),
+    ]
+    lines = [line for line in caplog.messages if "no names of hosts" in line]
+    assert lines == [
+        "dns h:80: no names of hosts: 'b c':80, 'd/e':80. Not used",
+        "dns h:80: no names of hosts: 'b c':80. Not used",
+    ]
 
 
 def _told(answers: list[list[str] | OSError], empty_answers: int = 3) -> list[tuple[str, ...]]:

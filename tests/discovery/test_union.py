@@ -12,9 +12,14 @@ import yaml
 
 from router.config import parse_config
 from router.config_errors import ConfigError
+from router.discovery import discovery as discovery_module
+from router.discovery.discovery import Discovery
+from router.discovery.source import Found, SourceStatus
+from router.discovery_config import DnsDiscovery
 from router.proxy.assembly import Router
 from tests.discovery.changing_fleet import names, run, until_there_are
 from tests.fakes.fake_replica import FakeReplica
+from tests.fakes.proxy_rig import until
 from tests.fakes.router_process import ROOT
 from tests.fakes.router_rig import RouterRig
 
@@ -160,3 +165,30 @@ def test_one_source_needs_no_list_and_two_must_differ() -> None:
         parse_config({"discovery": [file, file]}, "x")
     with pytest.raises(ConfigError, match="expected at least 1 entry"):
         parse_config({"discovery": []}, "x")
+
+
+def test_a_source_that_is_at_fault_says_so_once_and_holds_no_start(caplog: pytest.LogCaptureFixture) -> None:
+    class Faulty:
+        turns = 0
+
+        async def watch(self, found: Found, status: SourceStatus) -> None:
+            self.turns += 1
+            raise ZeroDivisionError
+
+    async def scenario() -> None:
+        discovery, source = Discovery(lambda: None), Faulty()
+        config = DnsDiscovery(kind="dns", host="h", port=80)
+        (running,) = discovery.prepared([config])
+        running.source = source
+        discovery.use([running])
+        await asyncio.wait_for(running.status.heard.wait(), 5.0)
+        await until(lambda: source.turns > 3)
+        assert discovery.report()[0].failure == "fault, see the log: ZeroDivisionError"
+        await discovery.stop()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(discovery_module, "_AFTER_FAULT_S", 0.001)
+        asyncio.run(scenario())
+    assert [line for line in caplog.messages if "fault" in line] == [
+        "dns h:80: fault; what was found before stays"
+    ]

@@ -44,6 +44,7 @@ def test_every_policy_can_be_configured(kind: str) -> None:
         ({"replicas": [{"url": "http://u:p@h:8000"}]}, "credentials"),
         ({"replicas": [{"url": "http://h:99999"}]}, "replicas.0.url"),
         ({"replicas": [{"url": "ftp://h"}]}, "http://HOST:PORT"),
+        ({"replicas": [{"url": "http://a b:80"}]}, "http://HOST:PORT"),
         ({"replicas": [*TWO, TWO[0]]}, "10.0.0.1:8000"),
         ({"replicas": TWO, "policy": {"kind": "fastest"}}, "policy.kind"),
         (
