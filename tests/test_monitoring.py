@@ -79,7 +79,8 @@ def _exposed() -> dict[str, set[str]]:
         keys={"public": ["sk-public"]},
         tenants={"salt_secret": "a-secret-of-more-than-16", "routers": 2, "members": [TENANT]},
         discovery=[{"kind": "file", "path": "/nowhere.yaml"}],
-        state={"kind": "redis", "url": f"redis://{nobody}"},  # its metrics are there, reached or not
+        # Their metrics are there, reached and written or not.
+        state={"kind": "redis", "url": f"redis://{nobody}", "snapshot": "/nowhere/state"},
     )
     return found
 

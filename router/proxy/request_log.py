@@ -11,8 +11,9 @@ import queue
 import threading
 import time
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import orjson
 
@@ -43,13 +44,14 @@ class RequestLog:
         self._counters = counters
         self._path = Path(config.file)
         try:
-            self._file = _opened(self._path)
+            self._file: FileIO | None = _opened(self._path)
         except OSError as error:
             raise ConfigError(
                 f"log.requests.file: {config.file} cannot be written: {error.strerror}; expected a file in a "
                 "folder that exists"
             ) from None
-        self._failing = False
+        self._failed_rows = 0
+        """Dropped since the last that could be written."""
         self._rows: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="request log", daemon=True)
         self._thread.start()
@@ -132,26 +134,57 @@ class RequestLog:
             self._append(rows)
             if last:
                 break
-        with suppress(OSError):  # what was in its buffer is counted
-            self._file.close()
+        self._leave_file()
 
     def _append(self, rows: list[bytes]) -> None:
         try:
-            if self._file.tell() >= self.config.rotate_mib * MIB:
-                self._rotate()
-            self._file.write(b"".join(rows))
-            self._file.flush()
-        except (OSError, ValueError) as error:
+            _write_whole(self._current_file(), b"".join(rows))
+        except OSError as error:
             self._counters.request_log_dropped += len(rows)
-            if not self._failing:
+            if not self._failed_rows:
                 logger.error("%s cannot be written, rows are dropped: %s", self._path, error)
-            self._failing = True
+            self._failed_rows += len(rows)
         else:
-            self._failing = False
+            if self._failed_rows:
+                logger.info("%s is written again; %d rows are missing", self._path, self._failed_rows)
+            self._failed_rows = 0
+
+    def _current_file(self) -> FileIO:
+        """To append to: opened anew where somebody took it away, and not larger than it may be."""
+        file = self._file
+        if file is not None:
+            found = os.fstat(file.fileno())
+            taken = not self._is_there(found)
+            if not taken and found.st_size >= self.config.rotate_mib * MIB:
+                self._rotate()
+                taken = True
+            if taken:
+                self._leave_file()
+                file = None
+        if file is None:
+            file = self._file = _opened(self._path)
+        return file
+
+    def _is_there(self, found: os.stat_result) -> bool:
+        """Whether the path still leads to the file that was ``found``, as far as can be seen."""
+        try:
+            return os.path.samestat(os.stat(self._path), found)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+
+    def _leave_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):
+                file.close()
 
     def _rotate(self) -> None:
-        """``FILE`` becomes ``FILE.1``, that ``FILE.2``, and so on; the last is removed."""
-        self._file.close()
+        """``FILE`` becomes ``FILE.1``, that ``FILE.2``, and so on; the last is removed.
+
+        Where that fails half way, it goes on there the next time.
+        """
         keep = self.config.keep
         if keep:
             for number in range(keep - 1, 0, -1):
@@ -161,12 +194,24 @@ class RequestLog:
             self._path.replace(_numbered(self._path, 1))
         else:
             self._path.unlink()
-        self._file = _opened(self._path)
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _opened(path: Path) -> FileIO:
     """To append to; readable by its owner alone, if it is new."""
-    return open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")
+    return FileIO(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "w")
+
+
+def _write_whole(file: FileIO, rows: bytes) -> None:
+    """All of ``rows`` or none: a disk that becomes full leaves no row cut off in the middle."""
+    before = os.fstat(file.fileno()).st_size
+    left = memoryview(rows)
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(file.fileno(), before)
+        raise
 
 
 def _numbered(path: Path, number: int) -> Path:

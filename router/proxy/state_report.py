@@ -29,7 +29,13 @@ def state_fields(report: StateReport) -> dict[str, Any]:
 
 
 def state_metrics(report: StateReport) -> Iterator[Metric]:
-    """Metric families; with ``kind: memory`` there is nothing to tell."""
+    """Metric families; with ``kind: memory`` and no snapshot there is nothing to tell."""
+    if report.snapshot_written is not None:
+        yield GaugeMetricFamily(
+            "warmroute_snapshot_written",
+            "1 if the snapshot file could be written when it last should have been.",
+            value=float(report.snapshot_written),
+        )
     if report.kind == "memory":
         return
     state = GaugeMetricFamily(

@@ -40,6 +40,7 @@ class MemoryState:
         self._changes = 0
         self._since = clock()
         self._warmed_from: str | None = None
+        self._written: bool | None = None
 
     async def start(self, *, read: bool = True) -> None:
         """Read the file, if there is one and it is wanted; write it from now on."""
@@ -70,6 +71,7 @@ class MemoryState:
             self._clock() - self._since,
             self._changes,
             warmed_from=self._warmed_from,
+            snapshot_written=self._written,
         )
 
     async def _write_now_and_then(self, file: Path) -> None:
@@ -107,8 +109,10 @@ class MemoryState:
         try:
             await asyncio.to_thread(_replace, file, b"".join(parts))
         except OSError as error:
+            self._written = False
             self._failed(f"snapshot {file} cannot be written: {error.strerror}; a restart will be cold")
         else:
+            self._written = True
             self._works()
 
     def _failed(self, fault: str) -> None:

@@ -107,6 +107,7 @@ class RedisState:
         """How it stands."""
         now, tracker, status = self._clock(), self._tracker, self._status
         outstanding = self._fleet.peers.outstanding
+        kept = self._snapshot.report()
         return StateReport(
             kind="redis",
             state=status.state.value,
@@ -128,7 +129,8 @@ class RedisState:
             dropped_events=self._journal.dropped,
             unknown_replicas=self._fleet.peers.unknown,
             malformed=self._reader.malformed,
-            warmed_from=self._warm_up.source or self._snapshot.report().warmed_from,
+            warmed_from=self._warm_up.source or kept.warmed_from,
+            snapshot_written=kept.snapshot_written,
         )
 
     def _after_news(self) -> None:

@@ -52,6 +52,8 @@ class StateReport:
     malformed: int = 0
     warmed_from: str | None = None
     """Where this router had its first knowledge from: a peer's name, or a file."""
+    snapshot_written: bool | None = None
+    """Whether the snapshot could be written when it last should have been; ``None``: there is none yet."""
 
 
 class SharedState(Protocol):

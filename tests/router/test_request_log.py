@@ -122,17 +122,6 @@ def test_files_are_rotated_and_the_oldest_go(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["log", "log.1", "log.2"]
 
 
-def test_a_full_disk_drops_rows_and_counts_them(caplog: pytest.LogCaptureFixture) -> None:
-    counters = Counters()
-    log = RequestLog(RequestLogConfig(file="/dev/full"), counters)
-    prompt = read_prompt(orjson.dumps(LONG))
-    for _ in range(3):
-        log.answered(HEAD, b"", prompt, "r0", 0, None, None)
-    log.close()
-    assert counters.request_log_dropped == 3
-    assert len([one for one in caplog.records if "rows are dropped" in one.message]) == 1
-
-
 def test_what_waits_is_written_at_the_end_of_a_process_and_diagnosed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

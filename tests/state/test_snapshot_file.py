@@ -2,10 +2,14 @@
 
 import asyncio
 import logging
+import os
+import resource
 from pathlib import Path
 
 import pytest
 
+from router.proxy.state_report import state_metrics
+from router.state import memory_state
 from tests.state.members import Member, until
 
 
@@ -49,6 +53,59 @@ def test_a_place_that_cannot_be_written_to_is_named_at_the_start(
 
     asyncio.run(main())
     assert len([r for r in caplog.records if r.name == "warmroute.state"]) == 1
+
+
+def test_a_disk_that_fills_keeps_the_old_one_and_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with ENOSPC, the file that is being written ends in the middle: nothing of it is left."""
+    caplog.set_level(logging.INFO, "warmroute.state")
+    file = tmp_path / "state"
+    before = written(file)
+    left: list[list[str]] = []
+    """What is in the folder after each attempt."""
+    replace = memory_state._replace
+
+    def watched(file: Path, data: bytes) -> None:
+        try:
+            replace(file, data)
+        finally:
+            left.append(os.listdir(tmp_path))
+
+    monkeypatch.setattr(memory_state, "_replace", watched)
+
+    def shown(one: Member) -> float:
+        (family,) = state_metrics(one.report)
+        return float(family.samples[0].value)
+
+    async def main() -> None:
+        one = member(file, snapshot_interval_s=0.01)
+        await one.state.start()
+        for name in range(500, 1_500):
+            one.end(one.send(name))
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, hard))
+        try:
+            await until(lambda: one.report.snapshot_written is False)
+            fault = one.report.fault
+            assert fault is not None and "File too large; a restart will be cold" in fault
+            changes, tried = one.report.changes, len(left)
+            await until(lambda: len(left) > tried + 3)
+            assert one.report.changes == changes and shown(one) == 0.0
+            assert all(names == ["state"] for names in left)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        await until(lambda: one.report.snapshot_written is True)
+        assert one.report.fault is None and shown(one) == 1.0
+        await one.state.stop()
+        two = member(file)
+        await two.state.start()
+        assert two.knows(499) and two.knows(1_499)
+        await two.state.stop()
+
+    asyncio.run(main())
+    said = [line for line in caplog.messages if "written" in line]
+    assert len(said) == 2 and said[1] == "the snapshot is written again"
 
 
 @pytest.mark.parametrize("cut", [1, 5, 1_000, -1])
