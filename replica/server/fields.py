@@ -15,8 +15,10 @@ MOST_SHOWN = 60
 class Fields:
     """One JSON object of a request; ``name`` stands before its keys in messages."""
 
-    def __init__(self, values: Mapping[str, Any], name: str = "") -> None:
+    def __init__(self, values: Mapping[str, Any], name: str = "", size_bytes: int = 0) -> None:
+        """``size_bytes``: of the decoded body, where the object is all of it."""
         self.values = values
+        self.size_bytes = size_bytes
         self._name = name
 
     def path(self, key: str) -> str:

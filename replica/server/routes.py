@@ -28,7 +28,7 @@ from replica.server.wire import json_answer
 Result = TypeVar("Result")
 
 LONG_BODY = 65_536
-"""Bodies longer than this are tokenized off the event loop."""
+"""Bodies longer than this, once they are decoded, are tokenized off the event loop."""
 
 
 class ReplicaRoutes:
@@ -87,7 +87,7 @@ class ReplicaRoutes:
             prompts = [self._prompts.chat(body)]
             return self._job(prompts, settings, source)
 
-        job = await _off_loop_if_long(request, read)
+        job = await _off_loop_if_long(body, read)
         form = ChatAnswer(answer_id, self._name, self._model.tokenizer, job.settings.sampling.logprobs)
         return await answer(request, job, form, self._thread, self._metrics, arrival)
 
@@ -102,7 +102,7 @@ class ReplicaRoutes:
             settings = completion_settings(body, self._model.end_ids, self._model.shape.vocab, self._salts)
             return self._job(self._prompts.completion(body), settings, source)
 
-        job = await _off_loop_if_long(request, read)
+        job = await _off_loop_if_long(body, read)
         echoes: list[str] = []
         if body.boolean("echo", False):
             for prompt in job.prompts:
@@ -162,16 +162,14 @@ class ReplicaRoutes:
         """POST /tokenize: a prompt, or messages."""
         body = await self._body(request)
         if body.given("messages") is not None:
-            tokens = await _off_loop_if_long(request, lambda: self._prompts.chat(body).tokens)
+            tokens = await _off_loop_if_long(body, lambda: self._prompts.chat(body).tokens)
         else:
             prompt = body.text("prompt")
             if prompt is None:
                 raise ClientError("prompt is missing; give a string, or messages", param="prompt")
             special = body.boolean("add_special_tokens", True)
             encode = self._model.tokenizer.encode
-            tokens = await _off_loop_if_long(
-                request, lambda: tuple(encode(prompt, add_special_tokens=special))
-            )
+            tokens = await _off_loop_if_long(body, lambda: tuple(encode(prompt, add_special_tokens=special)))
         texts = None
         if body.boolean("return_token_strs", False):
             texts = [self._model.tokenizer.token_text(token) for token in tokens]
@@ -210,7 +208,7 @@ class ReplicaRoutes:
             raise ClientError(f"the request body is not valid JSON: {error}") from error
         if not isinstance(values, dict):
             raise ClientError(f"the request body must be a JSON object, got {type(values).__name__}")
-        body = Fields(values)
+        body = Fields(values, size_bytes=len(raw))
         name = body.text("model")
         if name is not None:
             self._check_model(name)
@@ -236,12 +234,14 @@ class ReplicaRoutes:
         }
 
 
-async def _off_loop_if_long(request: web.Request, read: Callable[[], Result]) -> Result:
+async def _off_loop_if_long(body: Fields, read: Callable[[], Result]) -> Result:
     """Run ``read`` here, or in a thread when the body is long enough to hold up other requests."""
-    if (request.content_length or LONG_BODY) < LONG_BODY:
+    if body.size_bytes < LONG_BODY:
         return read()
     return await asyncio.to_thread(read)
 
 
 def _request_id(request: web.Request) -> str:
-    return request.headers.get("x-request-id") or uuid.uuid4().hex
+    """The client's; bytes of it that are no text, which JSON could not give back, are left out."""
+    given = request.headers.get("x-request-id", "").encode(errors="ignore").decode()
+    return given or uuid.uuid4().hex

@@ -7,7 +7,7 @@ from replica.kv_cache.tier_transport import PeerOffer
 from replica.model.sampling import Sampling, StopRule
 from replica.request import Request
 from replica.server.client_error import ClientError
-from replica.server.fields import Fields
+from replica.server.fields import MOST_SHOWN, Fields
 from replica.server.prompts import Prompt
 from replica.server.salt_rule import SaltRule
 
@@ -31,6 +31,8 @@ UNSUPPORTED = {
 MOST_CHOICES = 64
 MOST_LOGPROBS = 20
 MOST_STOP_STRINGS = 16
+MOST_DIGITS = 10
+"""Of a token id; Python refuses to read thousands of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,8 @@ class Settings:
     sampling: Sampling
     stops: StopRule
     max_tokens: int | None
-    """``None``: as many as fit."""
+    """``None``: as many as fit, ``unasked_tokens`` at most."""
+    unasked_tokens: int | None
     choices: int
     stream: bool
     stream_usage: bool
@@ -77,7 +80,7 @@ def completion_settings(body: Fields, end_ids: frozenset[int], vocab: int, salts
     if body.given("suffix"):
         raise ClientError("suffix is not supported; put all text into prompt", param="suffix")
     settings = _settings(
-        body, end_ids, vocab, salts, logprobs, body.integer("max_tokens", 1) or DEFAULT_COMPLETION_TOKENS
+        body, end_ids, vocab, salts, logprobs, body.integer("max_tokens", 1), DEFAULT_COMPLETION_TOKENS
     )
     best_of = body.integer("best_of", 1, MOST_CHOICES)
     if best_of is not None and best_of != settings.choices:
@@ -102,7 +105,9 @@ def sequences_of(
     requests: list[Request] = []
     for prompt in prompts:
         room = max_model_len - len(prompt.tokens)
-        max_tokens = room if settings.max_tokens is None else settings.max_tokens
+        max_tokens = settings.max_tokens
+        if max_tokens is None:
+            max_tokens = min(room, settings.unasked_tokens or room)
         if max_tokens > room:
             raise ClientError(
                 f"This model's maximum context length is {max_model_len} tokens. However, you requested "
@@ -137,6 +142,7 @@ def _settings(
     salts: SaltRule,
     logprobs: int | None,
     max_tokens: int | None,
+    unasked_tokens: int | None = None,
 ) -> Settings:
     _refuse_unsupported(body)
     stream = body.boolean("stream", False)
@@ -161,9 +167,10 @@ def _settings(
         if not 0 <= token < vocab:
             raise ClientError(f"stop_token_ids: {token} is not a token id", param="stop_token_ids")
     min_tokens = body.integer("min_tokens", 0) or 0
-    if max_tokens is not None and min_tokens > max_tokens:
+    most = max_tokens or unasked_tokens
+    if most is not None and min_tokens > most:
         raise ClientError(
-            f"min_tokens {min_tokens} is more than max_tokens {max_tokens}; lower it", param="min_tokens"
+            f"min_tokens {min_tokens} is more than max_tokens {most}; lower it", param="min_tokens"
         )
     return Settings(
         sampling=sampling,
@@ -175,6 +182,7 @@ def _settings(
             min_tokens=min_tokens,
         ),
         max_tokens=max_tokens,
+        unasked_tokens=unasked_tokens,
         choices=body.integer("n", 1, MOST_CHOICES) or 1,
         stream=stream,
         stream_usage=options.boolean("include_usage", False) if options is not None else False,
@@ -218,9 +226,10 @@ def _logit_bias(body: Fields, vocab: int) -> tuple[tuple[int, float], ...]:
         return ()
     biases = []
     for key in table.values:
-        if not key.isdecimal() or int(key) >= vocab:
+        if not (key.isascii() and key.isdecimal() and len(key) <= MOST_DIGITS) or int(key) >= vocab:
+            shown = key if len(key) <= MOST_SHOWN else key[:MOST_SHOWN] + "..."
             raise ClientError(
-                f"logit_bias: {key!r} is not a token id below {vocab}", param=f"logit_bias.{key}"
+                f"logit_bias: {shown!r} is not a token id below {vocab}", param=f"logit_bias.{shown}"
             )
         biases.append((int(key), table.number(key, 0.0, -100.0, 100.0)))
     return tuple(biases)
