@@ -13,7 +13,7 @@ class TracingConfig(Section):
     endpoint: str
     """OTLP over HTTP: ``http://COLLECTOR:4318/v1/traces``."""
     headers: dict[str, Secret] = Field(default_factory=dict)
-    """Sent along, for collectors that want a key."""
+    """Sent along, for collectors that want a key. A reload may change them, and nothing else of tracing."""
     sample: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Share of requests that begin a trace here. One that came with a ``traceparent`` is as that says."""
     service_name: Annotated[str, Field(min_length=1, max_length=100)] = "warmroute"
@@ -27,3 +27,7 @@ class TracingConfig(Section):
         if "@" in rest.partition("/")[0]:
             raise ValueError("expected no credentials in the URL; they belong in headers")
         return value
+
+    def without_headers(self) -> "TracingConfig":
+        """What a running router cannot change."""
+        return self.model_copy(update={"headers": {}})

@@ -212,6 +212,8 @@ class Router:
         self._tenant_file.apply(written)
         self.admin.apply(written)
         self.state.apply(config.state)
+        if service.tracing is not None and config.tracing is not None:
+            service.tracing.apply(config.tracing)
         service.request_log = request_log
         if old_log is not None and old_log is not request_log:
             old_log.close()

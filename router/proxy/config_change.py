@@ -7,7 +7,7 @@ from router.config_errors import ConfigError
 from router.replica_config import ReplicaConfig
 
 FIXED = ("listen", "admin", "models", "state", "tracing", "seed")
-"""Keys that are read once, at the start; of ``state`` all but credentials."""
+"""Keys that are read once, at the start; of ``state`` and ``tracing`` all but credentials."""
 _SAME_SERVER = (
     *("cost", "weight", "tags", "model", "api_key", "tls"),
     *("role", "kv_pull", "kv_source", "transfer"),
@@ -45,7 +45,11 @@ def _server(replica: ReplicaConfig) -> ReplicaConfig:
 
 
 def _fixed(config: RouterConfig, key: str) -> object:
-    return config.state.without_credentials() if key == "state" else getattr(config, key)
+    if key == "state":
+        return config.state.without_credentials()
+    if key == "tracing" and config.tracing is not None:
+        return config.tracing.without_headers()
+    return getattr(config, key)
 
 
 def require_changeable(old: RouterConfig, new: RouterConfig) -> None:

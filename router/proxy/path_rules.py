@@ -1,7 +1,8 @@
 """Which paths clients may ask replicas for: the operator's ``allowed_paths`` and ``refused_paths``.
 
 A path is looked at as the most lenient server would read it: decoded as often as it was encoded, whatever the
-case of its letters, with slashes that stand together as one and the last one left out.
+case of its letters, with slashes that stand together as one and the last one left out, as is white space
+around a segment.
 """
 
 import re
@@ -45,7 +46,7 @@ class PathRules:
 def plain_path(path: bytes) -> bytes | None:
     """``path`` without encoding, parameters, and slashes that say nothing; ``None``: it is no honest path.
 
-    >>> plain_path(b"/v1//%2566iles/a;b=c/"), plain_path(b"/v1/%" + b"25" * 9)
+    >>> plain_path(b"/v1//%2566iles/%20/a%20;b=c/"), plain_path(b"/v1/%" + b"25" * 9)
     (b'/v1/files/a', None)
     """
     if len(path) > MOST_PATH_BYTES:
@@ -53,8 +54,8 @@ def plain_path(path: bytes) -> bytes | None:
     for _ in range(MOST_DECODINGS):
         decoded = unquote_to_bytes(path)
         if decoded == path:
-            segments = _SLASHES.sub(b"/", decoded).split(b"/")
-            return b"/".join(one.partition(b";")[0].partition(b"\0")[0] for one in segments).rstrip(b"/")
+            segments = (one.partition(b";")[0].partition(b"\0")[0].strip() for one in _SLASHES.split(decoded))
+            return b"/" + b"/".join(filter(None, segments))
         path = decoded
     return None
 

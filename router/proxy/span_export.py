@@ -20,11 +20,16 @@ class CountingExporter(SpanExporter):
 
     def __init__(self, config: TracingConfig, counters: Counters) -> None:
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # a line per batch; ours is enough
-        headers = {name: value.get_secret_value() for name, value in config.headers.items()}
-        self._otlp: SpanExporter = OTLPSpanExporter(config.endpoint, headers=headers, timeout=EXPORT_LIMIT_S)
+        self._config = config
+        self._otlp = _otlp(config)
         self._endpoint = config.endpoint
         self._counters = counters
         self._failing = False
+
+    def apply(self, config: TracingConfig) -> None:
+        """Use its headers from the next batch on. Called on the event loop."""
+        if config != self._config:
+            self._config, self._otlp = config, _otlp(config)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send ``spans``; those of a batch that cannot be sent are lost, and counted."""
@@ -44,3 +49,8 @@ class CountingExporter(SpanExporter):
     def shutdown(self) -> None:
         """Wait for nobody."""
         self._otlp.shutdown()
+
+
+def _otlp(config: TracingConfig) -> SpanExporter:
+    headers = {name: value.get_secret_value() for name, value in config.headers.items()}
+    return OTLPSpanExporter(config.endpoint, headers=headers, timeout=EXPORT_LIMIT_S)

@@ -70,9 +70,10 @@ class Tracing:
         self._provider = TracerProvider(
             sampler=ParentBasedTraceIdRatio(config.sample), resource=resource, shutdown_on_exit=False
         )
+        self._exporter = CountingExporter(config, counters)
         self._provider.add_span_processor(
             BatchSpanProcessor(
-                CountingExporter(config, counters),
+                self._exporter,
                 max_queue_size=QUEUED_SPANS,
                 schedule_delay_millis=BATCH_EVERY_MS,
                 max_export_batch_size=BATCH_SPANS,
@@ -80,6 +81,10 @@ class Tracing:
         )
         self._tracer = self._provider.get_tracer("warmroute")
         self._propagator = TraceContextTextMapPropagator()
+
+    def apply(self, config: TracingConfig) -> None:
+        """Of a reload: what may change (``TracingConfig.without_headers``)."""
+        self._exporter.apply(config)
 
     def begin(self, head: RequestHead) -> Trace:
         """A request came in: its span, a child of the client's if there is one."""

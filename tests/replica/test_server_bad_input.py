@@ -191,10 +191,10 @@ def test_a_body_that_is_too_large_is_413() -> None:
     ("encoding", "data", "status"),
     [
         *((name, b"junk", 400) for name in ("gzip", "deflate")),
-        ("gzip", gzip.compress(b"x" * 100)[:-9], 400),
+        ("gzip", gzip.compress(b"x" * 100, mtime=0)[:-9], 400),
         ("zstd", b"junk", 415),
         ("br", b"junk", 415),
-        ("gzip", gzip.compress(b" " * (2**20 + 1)), 413),
+        ("gzip", gzip.compress(b" " * (2**20 + 1), mtime=0), 413),
     ],
 )
 def test_a_wrong_content_encoding_is_the_clients_fault(encoding: str, data: bytes, status: int) -> None:

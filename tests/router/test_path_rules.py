@@ -21,6 +21,8 @@ SPELLINGS = [
     ("POST", "/v1/Load_LoRA_adapter"),
     ("POST", "/v1/load_lora_adapter;a=b"),
     ("POST", "/v1/load_lora_adapter%00"),
+    ("POST", "/v1/load_lora_adapter%20"),
+    ("POST", "/v1/%09/load_lora_adapter%0a"),
     ("POST", "/v1/%252e/load_lora_adapter"),
     ("POST", "/v1/x/%252e%252e/load_lora_adapter"),
     ("POST", "/v1/\\load_lora_adapter"),

@@ -105,6 +105,24 @@ def test_a_request_without_context_begins_a_trace_and_the_collector_gets_its_key
     assert {headers["x-key"] for headers in receiver.headers} == {"sk-canary"}
 
 
+def test_a_reload_changes_the_collectors_key_and_nothing_else_of_tracing() -> None:
+    async def scenario(rig: RouterRig, receiver: OtlpReceiver) -> None:
+        def keys() -> set[str | None]:
+            return {headers["x-key"] for headers in receiver.headers}
+
+        await rig.ask(CHAT)
+        await until(lambda: keys() == {"sk-old"})
+        kept = {"endpoint": receiver.url, "headers": {"x-key": "sk-new"}}
+        await rig.reload(rig.entry(0), tracing=kept)
+        await rig.ask(CHAT)
+        await until(lambda: keys() == {"sk-old", "sk-new"})
+        answer = await rig.try_reload(rig.entry(0), tracing=kept | {"sample": 0.5})
+        assert answer.status == 400 and "tracing: cannot be changed" in answer.json()["error"]["message"]
+
+    receiver = traced(scenario, tracing={"headers": {"x-key": "sk-old"}})
+    assert len(receiver.spans) == 2
+
+
 @pytest.mark.parametrize(("flags", "sample", "spans"), [("00", 1.0, 0), ("01", 0.0, 1), (None, 0.0, 0)])
 def test_what_is_sampled_is_the_clients_choice_and_else_a_share(
     flags: str | None, sample: float, spans: int
