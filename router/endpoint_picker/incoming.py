@@ -34,12 +34,17 @@ class Incoming:
         """It has to go back."""
         self.body_bytes = 0
         """So far."""
+        self.begun = False
+        """Its head is here."""
         self.complete = False
         """All is here."""
+        self.unanswerable = False
+        """The head was replied to, and trailers came in the place of a body: no reply is left to pick by."""
         self.body_hidden = False
         """There may be a body that is not seen in time."""
         self._mode = FULL_DUPLEX_STREAMED  # where a gateway does not say, as the protocol has it
         self._pieces: list[bytes] = []
+        self._body_came = False
         self._trailers = False
         self._picked = False
         self._after: list[bytes] = []
@@ -47,6 +52,7 @@ class Incoming:
 
     def begin(self, message: ProcessingRequest) -> None:
         """The head came."""
+        self.begun = True
         self.head = messages.request_head(message.request_headers)
         self.subset = messages.subset_hint(message)
         if message.HasField("protocol_config"):
@@ -66,15 +72,20 @@ class Incoming:
         if self._mode in (NONE, STREAMED):
             self._reply(messages.CONTINUE_REQUEST_BODY)
             return
+        if self.complete:
+            return  # from 1.35 on Envoy may send the last piece of a long body twice (envoy issue 46237)
+        self._body_came = True
         self._pieces.append(body.body)
         self.body_bytes += len(body.body)
         self.complete = body.end_of_stream or self._mode != FULL_DUPLEX_STREAMED
 
     def trailers_came(self) -> None:
-        """The body is over, and something follows it."""
+        """The body is over, if there was one, and something follows it."""
         self._reply(messages.CONTINUE_REQUEST_TRAILERS)
         if self._mode == FULL_DUPLEX_STREAMED:
             self._trailers = self.complete = True
+        elif not self.complete:
+            self.unanswerable = True
 
     def _reply(self, reply: bytes) -> None:
         (self._out if self._picked else self._after).append(reply)
@@ -89,7 +100,8 @@ class Incoming:
         self._picked = True
         if self._mode == FULL_DUPLEX_STREAMED:
             self._out.append(messages.picked(to, in_body_phase=False))
-            self._out.extend(messages.streamed_request(to.body, last=not self._trailers))
+            if self._body_came:
+                self._out.extend(messages.streamed_request(to.body, last=not self._trailers))
         elif self._mode in (NONE, STREAMED):
             self._out.append(messages.picked(to, in_body_phase=False))
         else:

@@ -21,9 +21,11 @@ from router.proxy.recent import RecentDecision
 from router.proxy.router_error import (
     BODY_HIDDEN,
     BODY_TOO_LARGE,
+    GATEWAY_ORDER,
     HOLD_TIMEOUT,
     INTERNAL,
     NO_REPLICA,
+    TRAILERS_ALONE,
     RouterError,
 )
 from router.proxy.service import Service
@@ -60,7 +62,11 @@ class Pick(Submission):
 
     def take(self, message: ProcessingRequest) -> None:
         """The next message. Cost: that of ``submit``, when the request is complete."""
-        match message.WhichOneof("request"):
+        kind = message.WhichOneof("request")
+        if kind is not None and (kind == "request_headers") is self._incoming.begun:
+            self.refuse(GATEWAY_ORDER)  # a head comes first, and once: it has the key
+            return
+        match kind:
             case "request_headers":
                 self._request_headers(message)
             case "request_body":
@@ -69,6 +75,8 @@ class Pick(Submission):
                     self.refuse(BODY_TOO_LARGE.at(self.settings.body_bytes))
             case "request_trailers":
                 self._incoming.trailers_came()
+                if self._incoming.unanswerable:
+                    self.refuse(TRAILERS_ALONE)
             case "response_headers":
                 self._response_headers(message)
             case "response_body":
@@ -112,7 +120,6 @@ class Pick(Submission):
 
     def _held_too_long(self) -> None:
         if self.waiting is not None:
-            self._cancel()
             self.refuse(HOLD_TIMEOUT.at(self.settings.hold_max_wait_s))
 
     def begin(self, flight: InFlight, now: float) -> None:
@@ -229,7 +236,8 @@ class Pick(Submission):
     # --- ends -------------------------------------------------------------------------------------
 
     def refuse(self, error: RouterError) -> None:
-        """The client gets an answer of ours."""
+        """The client gets an answer of ours, in the place of a replica's if one was picked."""
+        self._cancel()
         self.count_refusal(error)
         self.out.append(messages.refusal(error, self.request_id.decode()))
         self._end(error.status)
@@ -239,11 +247,11 @@ class Pick(Submission):
         """A fault of our own was raised: the client is told so, if it has no answer yet."""
         if self.over:
             return
-        self._cancel()
         self.out.clear()
         if self._answer is None:
             self.refuse(INTERNAL)
         else:
+            self._cancel()
             self._end(self._answer.status)
 
     def gone(self) -> None:

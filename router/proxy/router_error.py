@@ -96,6 +96,12 @@ BODY_HIDDEN = RouterError(
     "Tenants are configured, but the gateway does not send requests' bodies; expected request_body_mode "
     "FULL_DUPLEX_STREAMED or BUFFERED",
 )
+GATEWAY_ORDER = RouterError(
+    500,
+    "gateway_order",
+    "The gateway did not send the request's head first, and once; expected request_header_mode SEND",
+)
+TRAILERS_ALONE = RouterError(400, "trailers_alone", "The request has trailers and no body; expected a body")
 REQUEST_TIMEOUT = RouterError(
     408,
     "request_timeout",
