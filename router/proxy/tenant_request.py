@@ -9,6 +9,8 @@ import json
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import orjson
+
 from router.proxy.crowded_body import Parser
 from router.proxy.form_fields import content_types, is_form, set_in_form
 from router.proxy.request_head import RequestHead
@@ -72,9 +74,12 @@ def take_in(
     own = None
     if not _SALTED.isdisjoint(request):
         own = _own_salt(request)
+        whole = request if parse is whole_request else whole_request(body)
+        if whole is None:
+            return BODY_UNREADABLE
         try:
-            body = _without_salts(body)
-        except (ValueError, RecursionError):
+            body = _without_salts(whole)
+        except orjson.JSONEncodeError:  # it is nested too deeply
             return BODY_UNREADABLE
     salt = request["cache_salt"] = caller.salt(own)
     end = body.rfind(b"}")
@@ -109,9 +114,11 @@ def _own_salt(request: dict[str, Any]) -> str | None:
     return json.dumps(own, sort_keys=True) if own else None
 
 
-def _without_salts(body: bytes) -> bytes:
-    """The same request without them, every name once."""
-    request = json.loads(body)
+def _without_salts(request: dict[str, Any]) -> bytes:
+    """``request`` as it is without them, every name once; whole numbers of over 64 bits became floats.
+
+    Cost: O(bytes), 4 ns each: all other clients wait for it.
+    """
     for field in SALT_FIELDS:
         request.pop(field, None)
     for name in CONTAINERS:
@@ -119,7 +126,7 @@ def _without_salts(body: bytes) -> bytes:
         if type(container) is dict:
             for field in SALT_FIELDS:
                 container.pop(field, None)
-    return json.dumps(request, separators=(",", ":")).encode()
+    return orjson.dumps(request)
 
 
 def _is_upload(head: RequestHead) -> bool:

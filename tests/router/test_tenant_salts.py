@@ -151,3 +151,20 @@ def test_a_replica_that_refuses_unknown_fields_gets_no_salt() -> None:
         assert [json.loads(one.body) for one in rig.replica.requests] == [CHAT, CHAT]
 
     with_router(scenario, tenants=tenants())
+
+
+def test_B007_a_body_of_very_many_values_and_one_nested_deeply_lose_their_salts_too() -> None:
+    """Which are read in other ways; what cannot be written anew is refused."""
+    own = b'{"cache_salt":"victims","extra_body":{"extra_key":"victims"},"model":"m","messages":'
+
+    async def scenario(rig: Rig) -> None:
+        crowded = own + b"[%b0]}" % (b"{}," * 70_000)
+        assert (await rig.ask(crowded, **A)).status == 200
+        (request,) = rig.replica.requests
+        assert request.body.count(b"cache_salt") == 1 and b"victims" not in request.body
+        assert json.loads(request.body)["messages"][:2] == [{}, {}]
+        deep = own + b"[" * 400 + b"]" * 400 + b"}"
+        assert code(await rig.ask(deep, **A)) == (400, "body_unreadable")
+        assert (await rig.ask(deep.replace(own, b'{"model":"m","messages":'), **A)).status == 200
+
+    with_rig(scenario, tenants=tenants())
