@@ -1,6 +1,6 @@
 """``python -m tests.replica.memory_slope``: B094 in full: does an engine grow with what it has served?
 
-200,000 short requests on the tiny model, of which CI serves a few hundred (``test_engine_cases``): resident
+200,000 short requests on the tiny model, of which CI serves a few hundred (``test_memory_growth``): resident
 memory at half of them and at the end, and the slope in between. Ends with 1 above ``MOST_BYTES``.
 """
 

@@ -1,7 +1,6 @@
 """Known bugs of other engines, by the id of the public case; more of them in test_scheduler."""
 
 import asyncio
-import gc
 import random
 import threading
 from collections.abc import Callable
@@ -10,22 +9,23 @@ from typing import Any
 
 import aiohttp
 import pytest
+import torch
 
+from replica.batch import Batch, Work
 from replica.config import ReplicaConfig
 from replica.engine import Engine
 from replica.engine_limits import EngineLimits
 from replica.kv_cache.cache_settings import CacheSettings
 from replica.limits import RequestTooLong
 from replica.model.load import LoadedModel
-from replica.model.reply_text import ReplyText
-from replica.model.sampling import StopRule
 from replica.request import Delta, Request
 from replica.server import app
 from replica.server.app import start
-from tests.replica.models import finish_all, greedy_request, make_engine, text_of, tiny, token_ids
+from tests.replica.models import finish_all, greedy_request, make_engine, text_of, token_ids
 from tests.replica.serving import faulty_engine, get, post, replica, stream, until
 
 BLOCK = 16
+EMOJI = "\U0001f600".encode()
 CACHES = {"blocks": CacheSettings(), "tree": CacheSettings("radix", 1)}
 
 
@@ -208,21 +208,6 @@ def test_B085_the_check_holds_when_shared_prefixes_are_idle(cache: CacheSettings
             engine.check_invariants()
 
 
-def test_B094_a_finished_request_leaves_no_object_behind() -> None:
-    engine = make_engine(kv_blocks=30)
-
-    def serve(count: int, first: int) -> int:
-        for number in range(first, first + count):
-            finish_all(engine, [greedy_request(f"{number}", _prompt(20, step=number), 1)])
-        engine.take_events()
-        gc.collect()
-        return len(gc.get_objects())
-
-    before = serve(100, 0)
-    after = serve(300, 100)
-    assert after - before < 30, "less than an object for every ten requests"
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_B110_stop_strings_wherever_they_fall(seed: int) -> None:
     chance = random.Random(seed)
@@ -256,24 +241,49 @@ def test_B110_a_stream_says_what_the_whole_answer_says() -> None:
     asyncio.run(run())
 
 
-def test_B111_a_prompt_that_ends_inside_a_character_shows_in_no_answer() -> None:
-    """Bytes are tokens: two of an emoji's four end the prompt, and others are forced to follow or to end."""
-    emoji = "\U0001f600".encode()
-    for forced, text in (
-        (emoji[2:], "\ufffd\ufffd"),  # its other half is no character of its own
+class Forcing:
+    """A runner after whose rows ``forced`` follows, token by token, whatever the model says."""
+
+    def __init__(self, runner: Any, forced: bytes) -> None:
+        self.runner, self.forced = runner, forced
+
+    def run(self, batch: Batch) -> tuple[tuple[Work, ...], torch.Tensor]:
+        """Rows that sample, with logits of the next forced token."""
+        works, logits = self.runner.run(batch)
+        forced = torch.full_like(logits, -50.0)
+        for row, work in enumerate(works):
+            forced[row, self.forced[work.sequence.output_tokens % len(self.forced)]] = 50.0
+        return works, forced
+
+
+@pytest.mark.parametrize(
+    ("forced", "text"),
+    [
+        (EMOJI[2:], "\ufffd\ufffd"),  # the prompt's other half is no character of its own
         ("\u00e9\u4f60a".encode(), "\u00e9\u4f60a"),
         ("a\u4f60".encode()[:-1], "a\ufffd"),  # max_tokens cuts a character
-    ):
-        for at in range(len(forced)):
-            prompt = (*b"hi ", *emoji[:2], *forced[:at])
-            asked = greedy_request("a", prompt, 1)
-            forcing = replace(asked.sampling, logit_bias=((forced[at], 100.0),))
-            request = replace(asked, sampling=forcing)
-            assert token_ids(finish_all(make_engine(), [request])["a"]) == [forced[at]]
-        reply = ReplyText(tiny().tokenizer, StopRule(), skip_special_tokens=True)
-        pieces = [reply.push(token) for token in forced]
-        assert "".join(pieces) + reply.close() == text
-        assert all("\ufffd" not in piece for piece in pieces) or forced == emoji[2:]
+        (b"a" + EMOJI + EMOJI[:1], "a\U0001f600\ufffd"),
+    ],
+)
+def test_B111_a_prompt_that_ends_inside_a_character_shows_in_no_answer(forced: bytes, text: str) -> None:
+    """Bytes are tokens: two of an emoji's four end the prompt. Streamed and whole, the same."""
+
+    def make(model: LoadedModel, limits: EngineLimits, seed: int) -> Engine:
+        engine = Engine(model, limits, seed)
+        engine._runner = Forcing(engine._runner, forced)  # type: ignore[assignment]
+        return engine
+
+    async def run() -> None:
+        async with replica(make) as running:
+            url = running.url + "/v1/completions"
+            body = {"prompt": [*b"hi ", *EMOJI[:2]], "max_tokens": len(forced), "temperature": 0}
+            _, answer = await post(url, body)
+            assert answer["choices"][0]["text"] == text and answer["choices"][0]["finish_reason"] == "length"
+            pieces = [event["choices"][0]["text"] for event in (await stream(url, body))[:-1]]
+            assert "".join(pieces) == text
+            assert all("\ufffd" not in piece for piece in pieces[:-1]) or forced == EMOJI[2:]
+
+    asyncio.run(run())
 
 
 def test_B130_prompt_log_probabilities_are_refused_and_the_engine_goes_on() -> None:

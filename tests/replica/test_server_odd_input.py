@@ -9,6 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from replica.model.chat_template import ChatTemplate
+from replica.model.tiny import tiny_tokenizer
 from replica.server.fields import Fields
 from replica.server.prompts import Prompt, PromptReader
 from tests.replica.serving import USER, post, replica, stream
@@ -91,3 +93,29 @@ def test_the_largest_and_smallest_seeds_draw_for_every_choice() -> None:
             assert told == texts[0]
 
     asyncio.run(run())
+
+
+def _tools_template() -> ChatTemplate:
+    return ChatTemplate(
+        "{% if tools %}Tools: {{ tools | tojson }}{{ '\\n' }}{% endif %}"
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+        "{% for call in m.tool_calls %}{{ call.function.name }}({{ call.function.arguments }}){% endfor %}"
+        "{{ '\\n' }}{% endfor %}",
+        {},
+    )
+
+
+def test_tool_definitions_calls_and_results_are_in_the_prompt_where_the_template_has_a_place() -> None:
+    reader = PromptReader(tiny_tokenizer(), _tools_template(), vocab=264, max_model_len=2_000)
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"in": "Oslo"}'}}
+    messages = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "snow"}]},
+    ]
+    asked = {"messages": messages, "tools": [tool]}
+    talk = 'user: Hello there\nassistant: weather({"in": "Oslo"})\ntool: snow\n'
+    for choice, text in ((None, f"Tools: {json.dumps([tool])}\n{talk}"), ("none", talk)):
+        prompt = reader.chat(Fields(asked | {"tool_choice": choice}))
+        assert prompt.text == text and bytes(prompt.tokens).decode() == text
