@@ -13,6 +13,9 @@ CHAOS_ARGS ?= --seconds 120
 SOAK_ARGS ?=
 FUZZ_ARGS ?=
 SOURCES := router replica sim warmroute.py
+# Tests run in so many processes; some of them start several of their own.
+TEST_WORKERS ?= 2
+PYTEST := $(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
@@ -25,7 +28,7 @@ demo: $(VENV)/demo.stamp ## three replicas of a real small model, a router, two 
 	$(BIN)/warmroute demo $(DEMO_ARGS)
 
 test: $(VENV)/dev.stamp ## the whole test suite
-	$(BIN)/pytest tests router replica sim
+	$(PYTEST) tests router replica sim
 
 lint: $(VENV)/dev.stamp ## format, style, types and import contracts
 	$(BIN)/ruff format --check .
@@ -43,7 +46,7 @@ pure: ## remove what make compile made: plain Python again
 	rm -rf ./*__mypyc*.so build
 
 test-compiled: compile ## the router's tests on what make compile made
-	$(BIN)/pytest tests/router tests/contract
+	$(PYTEST) tests/router tests/contract
 
 load: $(VENV)/dev.stamp ## streaming chat, agent and RAG users against a router with tiny replicas, 20 seconds
 	$(BIN)/python -m tests.load.run_load $(LOAD_ARGS)
