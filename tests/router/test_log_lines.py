@@ -25,7 +25,7 @@ def _root_as_it_was() -> Iterator[None]:
 
 def test_one_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:
     start_log(LogConfig(format="json"))
-    # A logger apart: pytest sends what the others say from one process to another, which lone surrogates break.
+    # A logger apart: what the others say pytest sends from process to process, which lone surrogates break.
     apart = logging.Logger(log.name)
     apart.handlers = [one for one in logging.getLogger().handlers if one.name == HANDLER]
     apart.warning('replica %s is\nejected "%s"', "r0", "ü\ud800")
