@@ -23,10 +23,11 @@ import sys
 from collections.abc import Iterable
 
 from replica.contract.block_hash import block_contents, raw_block_hash, root_hash
-from replica.contract.kv_events import BlockHash, CacheEvent
+from replica.contract.kv_events import BlockHash
 from replica.kv_cache.block import Content
 from replica.kv_cache.block_pool import BlockPool
-from replica.kv_cache.cache import Evicted, PrefixCounters
+from replica.kv_cache.cache import PrefixCounters
+from replica.kv_cache.cache_record import CacheRecord
 from replica.kv_cache.sequence_pages import RawBlockHash
 from replica.kv_cache.stored_events import stored_events
 from replica.sequence import Sequence
@@ -35,7 +36,7 @@ NEVER = sys.maxsize
 """More tokens than any sequence has."""
 
 
-class PrefixCache:
+class PrefixCache(CacheRecord):
     """Blocks of a fixed pool, shared by sequences with one prefix.
 
     Life of a sequence here: ``match`` (reads), ``adopt`` (all or nothing), then per step ``extend`` before
@@ -63,8 +64,7 @@ class PrefixCache:
         """
         if block_size < 1:
             raise ValueError(f"block_size {block_size}: give at least 1 token")
-        self._events: list[CacheEvent] = []
-        self._evictions: list[Evicted] = []
+        super().__init__()
         self.pool = BlockPool(
             blocks, self._events if record_events else None, self._evictions if record_evictions else None
         )
@@ -205,18 +205,6 @@ class PrefixCache:
         """The chained hashes of the sequence's full blocks, or the ids that name them."""
         self._hash_blocks(sequence, sequence.total_tokens // self.block_size)
         return sequence.block_hashes
-
-    def take_events(self) -> list[CacheEvent]:
-        """Events since the last call, in order; empty unless ``record_events``."""
-        events = self._events[:]
-        self._events.clear()
-        return events
-
-    def take_evictions(self) -> list[Evicted]:
-        """Evictions since the last call, in order; empty unless ``record_evictions``."""
-        evictions = self._evictions[:]
-        self._evictions.clear()
-        return evictions
 
     def cached_hashes(self) -> Iterable[BlockHash]:
         """Block hashes of which at least one copy is cached."""

@@ -20,8 +20,9 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Row
 
 from replica.contract.block_hash import raw_block_hash
-from replica.contract.kv_events import BlockHash, BlocksRemoved, CacheCleared, CacheEvent
-from replica.kv_cache.cache import Evicted, PrefixCounters
+from replica.contract.kv_events import BlockHash, BlocksRemoved, CacheCleared
+from replica.kv_cache.cache import PrefixCounters
+from replica.kv_cache.cache_record import CacheRecord
 from replica.kv_cache.eviction_order import eviction_order
 from replica.kv_cache.prefix_cache import NEVER
 from replica.kv_cache.radix_node import Node, Unit, common_length
@@ -35,7 +36,7 @@ WORTH_WAITING_TOKENS = 16
 template all begin alike."""
 
 
-class RadixCache:
+class RadixCache(CacheRecord):
     """Pages of a fixed pool, shared by sequences with one prefix; see ``Cache`` for what each call means.
 
     Every page is in one of three places::
@@ -73,6 +74,7 @@ class RadixCache:
             raise ValueError(
                 f"event_block_size {event_block_size}: give a multiple of {block_size}, the page"
             )
+        super().__init__()
         self.blocks = blocks
         self.block_size = block_size
         self.enabled = enabled
@@ -80,8 +82,6 @@ class RadixCache:
         self._raw_hash = raw_hash
         self._records_events = record_events
         self._records_hashes = record_events or record_evictions
-        self._events: list[CacheEvent] = []
-        self._evictions: list[Evicted] = []
         self._hash_units = hash_units
         self.hash_tokens = hash_units * block_size
         order = eviction_order(eviction, tail_slack_tokens // block_size)
@@ -223,18 +223,6 @@ class RadixCache:
         """The chained hashes of the sequence's full event blocks, or the ids that name them."""
         count = sequence.total_tokens // self.hash_tokens
         return event_hashes(sequence, self.hash_tokens, self._hash_units, count, self._raw_hash)
-
-    def take_events(self) -> list[CacheEvent]:
-        """Events since the last call, in order; empty unless ``record_events``."""
-        events = self._events[:]
-        self._events.clear()
-        return events
-
-    def take_evictions(self) -> list[Evicted]:
-        """Evictions since the last call, in order; empty unless ``record_evictions``."""
-        evictions = self._evictions[:]
-        self._evictions.clear()
-        return evictions
 
     def cached_hashes(self) -> Iterable[BlockHash]:
         """Hashes of the event blocks that are in the tree; none unless events or evictions are recorded."""

@@ -22,6 +22,8 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
+from replica.kv_cache.cache_record import drained
+
 
 @dataclass(frozen=True, slots=True)
 class ZeroState:
@@ -214,9 +216,7 @@ class StateCheckpoints:
 
     def take_orders(self) -> list[StateOrder]:
         """What to do with the slots before the next step, in order."""
-        orders = self._orders[:]
-        self._orders.clear()
-        return orders
+        return drained(self._orders)
 
     def _take_slot(self) -> int:
         if self._free:

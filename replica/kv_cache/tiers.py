@@ -37,6 +37,7 @@ from replica.contract.kv_events import BlockHash, BlocksRemoved, BlocksStored, C
 from replica.contract.prefill_cost import PrefillCost
 from replica.contract.transfer_speed import TransferSpeed
 from replica.kv_cache.cache import Evicted
+from replica.kv_cache.cache_record import drained
 from replica.kv_cache.fetch_plan import FetchPlan, Tier, TierSpeed, plan_fetch
 from replica.kv_cache.tier_health import TierHealth
 from replica.kv_cache.tier_settings import TierCounters, TierSettings
@@ -288,9 +289,7 @@ class Tiers:
 
     def take_events(self) -> list[CacheEvent]:
         """What became readable or not since the last call, by medium; blocks have no parent or tokens."""
-        events = self._events[:]
-        self._events.clear()
-        return events
+        return drained(self._events)
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless shelves, spills and fetches in flight agree."""

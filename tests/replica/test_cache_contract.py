@@ -4,7 +4,7 @@ import doctest
 
 import pytest
 
-from replica.kv_cache import cache as module
+from replica.kv_cache import cache, cache_record
 from tests.replica.cache_steps import PREFIX, compute, hit, request, run, start, whole
 from tests.replica.caches import CACHES, snapshot
 
@@ -14,7 +14,8 @@ def make(request):
     return CACHES[request.param]
 
 
-def test_doctests():
+@pytest.mark.parametrize("module", [cache, cache_record])
+def test_doctests(module):
     assert doctest.testmod(module).failed == 0
 
 
