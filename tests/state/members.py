@@ -137,6 +137,10 @@ class Members:
             await member.state.stop()
 
 
+MOST_CONNECTIONS = 3
+"""Of a router to Redis: one to read, one to write, one while it is warmed or warms another."""
+
+
 async def connections(server: RedisServer) -> int:
     """To the server, this one not counted."""
     listed = await server.ask("CLIENT", "LIST")

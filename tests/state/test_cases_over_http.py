@@ -26,7 +26,7 @@ from tests.fakes.raw_client import RawClient
 from tests.fakes.redis_server import needs_redis
 from tests.fakes.router_process import RouterProcess
 from tests.fakes.slow_link import slow_link
-from tests.state.members import connections
+from tests.state.members import MOST_CONNECTIONS, connections
 from tests.state.test_routers_over_http import Site, with_site
 
 pytestmark = needs_redis
@@ -87,7 +87,7 @@ def test_B022_a_burst_of_400_fails_none_and_needs_no_more_connections(tmp_path: 
                 heads = await asyncio.gather(*(client.head() for client in clients))
                 assert [head.status for head in heads] == [200] * 400
                 await site.until_metric(two, "warmroute_state_peers_outstanding", 400.0)
-                assert await connections(site.server) <= 4, "one to read and one to write for each router"
+                assert await connections(site.server) <= 2 * MOST_CONNECTIONS
                 gate.set()
                 await asyncio.gather(*(finish(client) for client in clients))
                 gate.clear()

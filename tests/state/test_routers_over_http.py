@@ -194,36 +194,6 @@ def test_B118_B021_a_session_stays_on_its_replica_whichever_router_it_comes_thro
     with_site(tmp_path, scenario)
 
 
-def test_B117_load_is_even_and_a_killed_router_leaves_nothing(tmp_path: Path) -> None:
-    async def scenario(site: Site) -> None:
-        for fake in site.replicas:
-            fake.default = ENDLESS
-        policy = {"kind": "least_loaded", "measure": "in_flight"}
-        routers = [await site.start_router(policy=policy) for _ in range(3)]
-        await site.all_sharing()
-        clients: list[RawClient] = []
-
-        async def open_stream(router: RouterProcess) -> None:
-            client = await RawClient.connect(router.address)
-            await client.post(CHAT_STREAM)
-            await client.head()
-            clients.append(client)
-
-        for number in range(240):  # most come to one router
-            await open_stream(routers[(0, 0, 0, 0, 1, 2)[number % 6]])
-        answering = [fake.answering for fake in site.replicas]
-        assert sum(answering) == 240 and max(answering) <= 1.1 * 60, answering
-
-        await site.until_metric(routers[1], "warmroute_state_peers_outstanding", 200.0)
-        routers[0].process.kill()
-        await site.until_metric(routers[1], "warmroute_state_peers_outstanding", 40.0)
-        for client in clients:
-            client.leave()
-        await site.until_metric(routers[1], "warmroute_state_peers_outstanding", 0.0)
-
-    with_site(tmp_path, scenario)
-
-
 def test_B093_a_blocked_router_is_let_go_and_takes_its_place_again(tmp_path: Path) -> None:
     """Its process is stopped for twice its lease: the others forget its work, and hear of it again."""
 
@@ -300,59 +270,6 @@ def test_a_router_killed_with_200_in_flight_leaves_nothing_and_disturbs_nobody(t
         assert await site.metric(staying, "warmroute_broken_streams_total") == 0.0
         for client in lost:
             client.leave()
-
-    with_site(tmp_path, scenario)
-
-
-async def skewed(site: Site, routers: list[RouterProcess], at_once: int = 24) -> float:
-    """Max over mean of 120 streams, as the replicas count them, opened ``at_once`` at a time.
-
-    Of six clients four come to the first router; with one router all come there. Leaves nothing open.
-    """
-
-    async def opened(number: int) -> RawClient:
-        router = routers[(0, 0, 0, 0, 1, 2)[number % 6] % len(routers)]
-        client = await RawClient.connect(router.address)
-        messages = [{"role": "user", "content": f"{number} " + "word " * 100}]
-        await client.post({**CHAT_STREAM, "messages": messages})
-        await client.head()
-        return client
-
-    clients: list[RawClient] = []
-    for first in range(0, 120, at_once):
-        clients += await asyncio.gather(*(opened(number) for number in range(first, first + at_once)))
-    answering = [fake.answering for fake in site.replicas]
-    assert sum(answering) == 120
-    for client in clients:
-        client.leave()
-
-    async def left() -> bool:
-        return not sum(fake.answering for fake in site.replicas)
-
-    await until(left)
-    return max(answering) * len(answering) / 120
-
-
-def test_B117_three_routers_spread_skewed_clients_as_one_does(tmp_path: Path) -> None:
-    """The default policy, clients by 24 at once, with Redis and when it is gone."""
-
-    async def scenario(site: Site) -> None:
-        for fake in site.replicas:
-            fake.default = ENDLESS
-        alone = await site.start_router(state={"kind": "memory"})
-        site.routers.clear()
-        routers = await asyncio.gather(*(site.start_router() for _ in range(3)))
-        await site.all_sharing()
-        one = await skewed(site, [alone])
-        three = await skewed(site, routers)
-        assert one <= 1.3 and three <= 1.3 and three <= 1.3 * one, (one, three)
-        for router in routers:
-            await site.until_metric(router, "warmroute_state_peers_outstanding", 0.0)
-        await site.server.kill()
-        for router in routers:
-            await site.until_metric(router, "warmroute_state", 1.0, state="cut_off")
-        cut_off = await skewed(site, routers)
-        assert cut_off <= 1.6, cut_off
 
     with_site(tmp_path, scenario)
 
