@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
+from sim.given_options import note_given, refuse_given
 from sim.results import Slo
 from sim.workload.sources import SHIPPED_TRACE, made_up_names, open_trace
 from sim.workload.trace import Trace
@@ -119,7 +120,8 @@ def traffic(trace: Trace, rate: float) -> str:
 
 
 def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which requests, how many of them, and what is measured."""
+    """Which requests, how many of them, and what is measured; ``args.given`` tells those given."""
+    note_given(parser)
     parser.add_argument(
         "--trace",
         default=SHIPPED_TRACE,
@@ -132,13 +134,26 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def trace_of(args: argparse.Namespace, seed: int | None = None) -> Trace:
-    """The trace that ``add_trace_arguments`` was told of, made from ``seed`` if given. Raises TraceError."""
-    return open_trace(
+    """The trace that ``add_trace_arguments`` was told of, made from ``seed`` if given.
+
+    Raises ``TraceError``, and ``ValueError`` where an argument does not fit it.
+    """
+    trace = open_trace(
         args.trace,
         block_tokens=args.block_size,
         requests=args.requests,
         seed=args.seed if seed is None else seed,
     )
+    refuse_misfits(args, trace)
+    return trace
+
+
+def refuse_misfits(args: argparse.Namespace, trace: Trace) -> None:
+    """Raise ``ValueError`` if ``--block-size`` or ``--think`` was given and says nothing of ``trace``."""
+    if args.block_size not in (None, trace.block_tokens):
+        raise ValueError(f"--block-size {args.block_size}: {trace.name} has blocks of {trace.block_tokens}")
+    if not trace.in_sessions:
+        refuse_given(args, ("--think",), f"without effect: {trace.name} has times, not sessions")
 
 
 def add_sample_arguments(

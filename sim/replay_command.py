@@ -12,19 +12,21 @@ from sim.command_arguments import (
     add_served_model,
     add_trace_arguments,
     number,
+    refuse_misfits,
     server_url,
     slo_of,
     traffic,
 )
 from sim.command_output import complain, print_json
 from sim.first_model import Unreachable, first_model
+from sim.given_options import refuse_given
 from sim.progress_view import ProgressView
 from sim.replay import Replay, ReplaySettings, prompt_scale, replay
 from sim.results import CLUMPED_LIMIT
 from sim.results_table import above_ideal, client_warning, results_table, table_console
 from sim.trace_remarks import tell_remarks
 from sim.workload.sources import open_text_or_trace
-from sim.workload.trace import Trace, TraceError
+from sim.workload.trace import Trace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +80,10 @@ def run(args: argparse.Namespace) -> int:
         if text is not None:
             text = text.up_to(args.max_prompt_tokens)
             trace = text.trace
-    except TraceError as error:
+            says = f"without effect: {trace.name} has words of its own"
+            refuse_given(args, ("--chars-per-token",), says)
+        refuse_misfits(args, trace)
+    except ValueError as error:
         return complain("replay", error, 2)
     try:
         model = args.model or asyncio.run(first_model(args.url, args.headers)).name

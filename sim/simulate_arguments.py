@@ -12,7 +12,7 @@ from sim.command_arguments import (
     slo_of,
 )
 from sim.contender import CONTENDERS, names
-from sim.given_options import note_given, refuse_given
+from sim.given_options import refuse_given
 from sim.kv_event_feed import KvEventSettings
 from sim.replica_arguments import add_replica_arguments, kv_moves, replica_settings
 from sim.simulation_settings import SimulationSettings
@@ -23,7 +23,6 @@ DEFAULT_POLICIES = "round_robin,least_loaded,power_of_two,prefix_affinity,predic
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All of them."""
-    note_given(parser)
     add_trace_arguments(parser)
     parser.add_argument(
         "--policy",

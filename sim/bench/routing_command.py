@@ -23,7 +23,7 @@ from sim.progress_view import ProgressView
 from sim.results import Result
 from sim.results_table import client_warning, results_table, table_console
 from sim.trace_remarks import tell_remarks
-from sim.workload.trace import Trace, TraceError
+from sim.workload.trace import Trace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command: 0 measured, 1 it could not be, 2 the arguments or the trace are wrong."""
     try:
         trace = trace_of(args)
-    except TraceError as error:
+    except ValueError as error:
         return complain("bench routing", error, 2)
     tell_remarks(trace)
     plan = plan_of(args)

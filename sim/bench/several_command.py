@@ -12,7 +12,7 @@ from sim.demo.processes import ChildError
 from sim.progress_view import ProgressView
 from sim.results_table import client_warning, results_table, table_console
 from sim.trace_remarks import tell_remarks
-from sim.workload.trace import Trace, TraceError
+from sim.workload.trace import Trace
 
 MOST_ROUTERS = 32
 
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command: 0 measured, 1 it could not be, 2 the arguments or the trace are wrong."""
     try:
         trace = trace_of(args)
-    except TraceError as error:
+    except ValueError as error:
         return complain("bench routers", error, 2)
     tell_remarks(trace)
     try:

@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from router.config import ModelConfig
-from sim.command_arguments import add_rate_argument, add_sample_arguments, number, server_url
+from sim.command_arguments import (
+    add_rate_argument,
+    add_sample_arguments,
+    number,
+    refuse_misfits,
+    server_url,
+)
 from sim.command_output import complain, print_json
 from sim.diagnose.diagnosis import Diagnosis, diagnose
 from sim.diagnose.live_router import LiveRouter, RouterError, ask_router, explained, router_report
@@ -16,7 +22,7 @@ from sim.diagnose.periods_report import change_report, counters_report, period_o
 from sim.diagnose.report import DiagnosisReport, json_object, report
 from sim.diagnose.report_view import html_page, print_report
 from sim.diagnose.sample import open_sample
-from sim.given_options import note_given
+from sim.given_options import note_given, refuse_given
 from sim.output_file import not_written, require_writable
 from sim.progress_view import ProgressView
 from sim.replica_arguments import add_replica_arguments
@@ -122,6 +128,9 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError("--before is compared with FILE; give it, too")
     if args.file is None and args.url is None and args.metrics is None:
         raise ValueError("nothing to look at; give FILE, --url ADMIN_URL or --metrics PAGE PAGE")
+    if args.file is None:
+        used = {"--url", "--metrics", "--html", "--json"}
+        refuse_given(args, args.given - used, "without effect: nothing is simulated without FILE")
     if args.html is not None:
         require_writable("--html", args.html)
 
@@ -206,6 +215,7 @@ def _diagnosed(
         if args.tokenizer is None
         else ModelConfig(tokenizer=args.tokenizer, chat_template=args.chat_template),
     )
+    refuse_misfits(args, sample.trace)
     tell_remarks(sample.trace)
     settings = simulation_settings(argparse.Namespace(**{**vars(args), "warmup": DEFAULT_WARMUP}))
     replicas = args.replicas or len(sample.replicas) or DEFAULT_REPLICAS

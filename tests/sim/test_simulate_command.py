@@ -199,9 +199,36 @@ def test_measured_runs_that_are_nowhere_are_said(capsys: pytest.CaptureFixture[s
     assert "/nowhere: no measured run" in capsys.readouterr().err
 
 
-def test_diagnose_refuses_them_alike(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code(["diagnose", "mooncake", "--requests", "20", "--gpu", "l4"]) == 2
-    assert "warmroute diagnose: --gpu without effect: give --model MODEL, too" in capsys.readouterr().err
+NOBODY = "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["diagnose", "mooncake", "--gpu", "l4"], "--gpu without effect: give --model MODEL, too"),
+        (["diagnose", "mooncake", "--think", "2"], "--think without effect: mooncake_conversation"),
+        (["diagnose", "chats", "--block-size", "17"], "--block-size 17: chats has blocks of"),
+        (["diagnose", "--url", NOBODY, "--capacity", "5"], "--capacity without effect: nothing is simulated"),
+        (["diagnose", "--metrics", "a", "b", "--policy", "random"], "--policy without effect: nothing is"),
+        (["replay", "--url", NOBODY, "--think", "3"], "--think without effect: mooncake_conversation"),
+        (["replay", "--url", NOBODY, "--trace", "chats", "--block-size", "17"], "--block-size 17: chats has"),
+        (["bench", "routing", "--think", "3"], "--think without effect: mooncake_conversation"),
+        (["bench", "routers", "--trace", "chats", "--block-size", "17"], "--block-size 17: chats has blocks"),
+    ],
+    ids=" ".join,
+)
+def test_other_commands_refuse_them_alike(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert exit_code(arguments) == 2
+    command = " ".join(arguments[: 2 if arguments[0] == "bench" else 1])
+    assert capsys.readouterr().err.startswith(f"warmroute {command}: {message}")
+
+
+def test_one_router_is_what_explain_looks_at(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--explain", "1", "--routers", "1", "--requests", "30", "--policy", "random,session"]
+    assert exit_code(["simulate", *asked]) == 0
+    assert "of 30 decisions" in capsys.readouterr().out
 
 
 def test_the_fidelity_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
