@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -106,6 +106,33 @@ def faulty_engine(
     def make(model: LoadedModel, limits: EngineLimits, seed: int) -> Engine:
         engine = Engine(model, limits, seed)
         engine._runner = FaultyRunner(engine._runner, breaks, fatal=fatal)  # type: ignore[assignment]
+        return engine
+
+    return make
+
+
+class ForcingRunner:
+    """A runner after whose rows ``forced`` follows, token by token, whatever the model says."""
+
+    def __init__(self, runner: Any, forced: Sequence[int]) -> None:
+        self._runner = runner
+        self._forced = forced
+
+    def run(self, batch: Batch) -> tuple[tuple[Work, ...], torch.Tensor]:
+        """Rows that sample, with logits of the next forced token."""
+        works, logits = self._runner.run(batch)
+        forced = torch.full_like(logits, -50.0)
+        for row, work in enumerate(works):
+            forced[row, self._forced[work.sequence.output_tokens % len(self._forced)]] = 50.0
+        return works, forced
+
+
+def forcing_engine(forced: Sequence[int]) -> Callable[[LoadedModel, EngineLimits, int], Engine]:
+    """Makes engines with a :class:`ForcingRunner`."""
+
+    def make(model: LoadedModel, limits: EngineLimits, seed: int) -> Engine:
+        engine = Engine(model, limits, seed)
+        engine._runner = ForcingRunner(engine._runner, forced)  # type: ignore[assignment]
         return engine
 
     return make

@@ -9,9 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-import torch
 
-from replica.batch import Batch, Work
 from replica.config import ReplicaConfig
 from replica.engine import Engine
 from replica.engine_limits import EngineLimits
@@ -22,7 +20,7 @@ from replica.request import Delta, Request
 from replica.server import app
 from replica.server.app import start
 from tests.replica.models import finish_all, greedy_request, make_engine, text_of, token_ids
-from tests.replica.serving import faulty_engine, get, post, replica, stream, until
+from tests.replica.serving import faulty_engine, forcing_engine, get, post, replica, stream, until
 
 BLOCK = 16
 EMOJI = "\U0001f600".encode()
@@ -241,21 +239,6 @@ def test_B110_a_stream_says_what_the_whole_answer_says() -> None:
     asyncio.run(run())
 
 
-class Forcing:
-    """A runner after whose rows ``forced`` follows, token by token, whatever the model says."""
-
-    def __init__(self, runner: Any, forced: bytes) -> None:
-        self.runner, self.forced = runner, forced
-
-    def run(self, batch: Batch) -> tuple[tuple[Work, ...], torch.Tensor]:
-        """Rows that sample, with logits of the next forced token."""
-        works, logits = self.runner.run(batch)
-        forced = torch.full_like(logits, -50.0)
-        for row, work in enumerate(works):
-            forced[row, self.forced[work.sequence.output_tokens % len(self.forced)]] = 50.0
-        return works, forced
-
-
 @pytest.mark.parametrize(
     ("forced", "text"),
     [
@@ -268,13 +251,8 @@ class Forcing:
 def test_B111_a_prompt_that_ends_inside_a_character_shows_in_no_answer(forced: bytes, text: str) -> None:
     """Bytes are tokens: two of an emoji's four end the prompt. Streamed and whole, the same."""
 
-    def make(model: LoadedModel, limits: EngineLimits, seed: int) -> Engine:
-        engine = Engine(model, limits, seed)
-        engine._runner = Forcing(engine._runner, forced)  # type: ignore[assignment]
-        return engine
-
     async def run() -> None:
-        async with replica(make) as running:
+        async with replica(forcing_engine(forced)) as running:
             url = running.url + "/v1/completions"
             body = {"prompt": [*b"hi ", *EMOJI[:2]], "max_tokens": len(forced), "temperature": 0}
             _, answer = await post(url, body)
