@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = str(Path(__file__).resolve().parent)
 if ROOT not in sys.path:  # what `make compile` makes lies there, and an editable install maps only packages
@@ -277,12 +278,19 @@ COMMANDS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None], R
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """In one line, as every other message: with its 50 options the usage would hide it."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; 0 done, 1 the job failed, 2 the arguments or the config are wrong."""
     arguments = sys.argv[1:] if argv is None else list(argv)
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="warmroute", description="Prefix-aware load-balancing router fleet for LLM replicas."
     )
+    asked = parser
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (text, example, add_arguments, _) in COMMANDS.items():
         sub = commands.add_parser(
@@ -290,7 +298,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if arguments[:1] == [name]:  # only the command that runs imports its code
             add_arguments(sub)
-    args = parser.parse_args(arguments)
+            asked = sub
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        asked.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return COMMANDS[args.command][3](args)
     except KeyboardInterrupt:

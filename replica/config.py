@@ -19,7 +19,7 @@ from pydantic import (
 
 from replica.cache_config import CacheConfig
 from replica.config_values import Section, endpoint_alone, host_and_port
-from replica.contract.key_hints import NO_MAPPING, keys_expected, spelling_hint
+from replica.contract.key_hints import NO_LIST, NO_MAPPING, keys_expected, list_expected, spelling_hint
 from replica.contract.yaml_file import YamlError, line_of, read_yaml
 from replica.kv_events_config import KvEventsConfig
 from replica.salts_config import SaltsConfig
@@ -181,6 +181,8 @@ def _lines(error: ValidationError, file: str, text: str | None) -> list[str]:
         message = one["msg"].removeprefix("Value error, ")
         if one["type"] in NO_MAPPING:
             message = keys_expected(ReplicaConfig, one["loc"], given)
+        elif one["type"] in NO_LIST:
+            message = list_expected(one["loc"], given)
         got = f"got {given!r}" if isinstance(given, str | int | float | bool) else ""
         lines.append(f"{where}: {key}: {message}{'' if got in message else f' ({got})'}")
     return lines

@@ -1,5 +1,6 @@
 """Asks a running router's admin port, for the commands that do."""
 
+import json
 import os
 import urllib.error
 import urllib.request
@@ -29,7 +30,18 @@ def ask_admin(
         hint = f"; set {KEY_VARIABLE} to a key of its admin port" if error.code in (401, 403) else ""
         if error.code == 404:
             hint = "; is it the router's public port? This needs its admin port (`admin`, 8081 by default)"
-        text = error.read(500).decode("utf-8", "replace")
-        raise OSError(f"{url} answered {error.code}: {text}{hint}") from None
+        raise OSError(f"{url} answered {error.code}: {_said(error.read(10_000))}{hint}") from None
     except urllib.error.URLError as error:
         raise OSError(f"{url} cannot be reached: {error.reason}") from None
+
+
+def _said(body: bytes) -> str:
+    """What an error's body tells people: its message, where it has the form of the router's errors.
+
+    >>> _said(b'{"error": {"message": "off", "code": 403}}'), _said(b"Forbidden")
+    ('off', 'Forbidden')
+    """
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:500].decode("utf-8", "replace")

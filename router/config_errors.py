@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from replica.contract.key_hints import NO_MAPPING, keys_expected, spelling_hint
+from replica.contract.key_hints import NO_LIST, NO_MAPPING, keys_expected, list_expected, spelling_hint
 from replica.contract.yaml_file import line_of
 from router.config_values import SECRET_KEYS, Section, masked_url
 
@@ -49,10 +49,12 @@ def describe(error: ValidationError, where: str, text: str | None, root: type[Se
             continue
         secret = not SECRET_KEYS.isdisjoint(one["loc"])
         message = one["msg"].removeprefix("Value error, ")
+        given = one["input"]
+        shown = None if secret else masked_url(given) if isinstance(given, str) else given
         if one["type"] in NO_MAPPING:
-            given = one["input"]
-            shown = None if secret else masked_url(given) if isinstance(given, str) else given
             message = keys_expected(root, one["loc"], shown)
+        elif one["type"] in NO_LIST:
+            message = list_expected(one["loc"], shown)
         got = "" if one["type"] == "missing" or secret else _shown(one["input"])
         lines.append(f"{where}: {key}: {message}{'' if got[2:-1] in message else got}")
     return "\n".join(lines)

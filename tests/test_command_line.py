@@ -73,6 +73,26 @@ def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[st
     assert f"example: warmroute {command}" in " ".join(out.split())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "warmroute: the following arguments are required: COMMAND; see warmroute --help\n"),
+        (["top"], "warmroute top: the following arguments are required: --url; see warmroute top --help\n"),
+        (["serve", "--foo"], "warmroute serve: unrecognized arguments: --foo; see warmroute serve --help\n"),
+        (
+            ["bench", "engine", "--threads", "x"],
+            "warmroute bench engine: argument --threads: 'x'; expected a whole number, 1 or more; "
+            "see warmroute bench engine --help\n",
+        ),
+    ],
+    ids=" ".join,
+)
+def test_wrong_arguments_are_said_in_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert run(capsys, *arguments) == (2, "", says)
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "--help")
     assert code == 0

@@ -9,20 +9,36 @@ from pydantic import BaseModel
 NO_MAPPING = frozenset({"model_type", "model_attributes_type", "dict_type"})
 """Pydantic's names for a plain value or a list where keys belong."""
 
+NO_LIST = frozenset({"tuple_type", "list_type"})
+"""Pydantic's names for what is no list where one belongs."""
+
+
+def list_expected(path: Sequence[str | int], given: object) -> str:
+    """For ``given`` at ``path``, where a list belongs.
+
+    >>> list_expected(["tags"], "h100"), list_expected(["tags"], None)
+    ('expected a list, as in `tags: [h100]`', 'expected a list with `- ` before each entry')
+    """
+    if isinstance(given, str) and path:
+        return f"expected a list, as in `{path[-1]}: [{given}]`"
+    return "expected a list with `- ` before each entry"
+
 
 def spelling_hint(root: Any, path: Sequence[str | int]) -> str:
-    """For the unknown key at ``path`` below ``root``: the key that belongs there and looks most like it.
+    """For the unknown key at ``path`` below ``root``: the key there that looks like it, else all of them.
 
     >>> class Slo(BaseModel):
     ...     ttft_ms: float = 1.0
     >>> class File(BaseModel):
     ...     slo: Slo = Slo()
     >>> spelling_hint(File, ["slo", "tttf_ms"]), spelling_hint(File, ["ttft_ms"])
-    ('is it ttft_ms?', 'remove it or check its spelling')
+    ('is it ttft_ms?', 'remove it or check its spelling; expected some of slo')
     """
-    names = {name for section in _sections_at(root, path[:-1]) for name in section.model_fields}
-    like = get_close_matches(str(path[-1]), sorted(names), n=1)
-    return f"is it {like[0]}?" if like else "remove it or check its spelling"
+    sections = _sections_at(root, path[:-1])
+    names = sorted({name for section in sections for name in section.model_fields})
+    if like := get_close_matches(str(path[-1]), names, n=1):
+        return f"is it {like[0]}?"
+    return f"remove it or check its spelling; expected some of {', '.join(names)}"
 
 
 def keys_expected(root: Any, path: Sequence[str | int], given: object) -> str:

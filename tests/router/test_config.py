@@ -158,6 +158,7 @@ def test_merge_keys_are_not_duplicates(tmp_path: Path) -> None:
         ({"replicaz": TWO}, "replicaz: unknown key, is it replicas?"),
         ({"replicas": TWO, "tttf_ms": 1}, "unknown key, remove it or check its spelling"),  # it is slo's
         ({"replicas": TWO, "zzzzzz": 1}, "unknown key, remove it or check its spelling"),
+        ({"replicas": TWO, "log": {"zzz": 1}}, "its spelling; expected some of format, level, requests"),
     ],
 )
 def test_a_misspelt_key_gets_a_suggestion(data: object, says: str) -> None:
@@ -181,6 +182,9 @@ def test_a_misspelt_key_gets_a_suggestion(data: object, says: str) -> None:
         ({"replicas": TWO, "slo": 5}, "slo: expected keys and values below it: ttft_ms, tpot_ms (got 5)"),
         ({"replicas": TWO, "keys": "sk-1"}, "keys: expected keys and values below it: public, admin"),
         ({"replicas": TWO, "listen": "foo"}, "listen: expected HOST:PORT or unix:/path, got 'foo'"),
+        ({"replicas": None}, "replicas: expected a list with `- ` before each entry"),
+        ({"replicas": {"url": "http://a:1"}}, "replicas: expected a list with `- ` before each entry"),
+        ({"replicas": TWO, "admin_hosts": "a"}, "expected a list, as in `admin_hosts: [a]` (got 'a')"),
     ],
 )
 def test_a_plain_value_where_keys_belong_is_answered_in_our_words(data: object, says: str) -> None:
@@ -188,7 +192,7 @@ def test_a_plain_value_where_keys_belong_is_answered_in_our_words(data: object, 
         parse_config(data, "router.yaml")
     said = str(caught.value)
     assert says in said and said.count("got '") <= 1
-    assert "dictionary" not in said and "sk-1" not in said and "pw@" not in said
+    assert "dictionary" not in said and "tuple" not in said and "sk-1" not in said and "pw@" not in said
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
