@@ -32,6 +32,8 @@ log = logging.getLogger("warmroute.prober")
 REPORT_BYTES = 4 * 1024 * 1024
 """A longer page is not read on."""
 MODELS_EVERY = 15
+UNKNOWN_AGAIN_S = 0.5
+"""So soon a replica is asked again that did not answer its first probe in time."""
 
 
 class Prober:
@@ -133,8 +135,11 @@ class Prober:
                     log.warning("replica %s could not be probed yet: %s", replica.name, failure)
                 else:
                     log.info("replica %s is %s", replica.name, after.value)
+            pause_s = self._config.health.interval_s
+            if after is HealthState.UNKNOWN and replica.probed:
+                pause_s = min(pause_s, UNKNOWN_AGAIN_S)
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._config.health.interval_s):
+                async with asyncio.timeout(pause_s):
                     await doubted.wait()
             doubted.clear()
 

@@ -92,7 +92,7 @@ class Availability:
             replica.health.connect_failed(now)
             self._caches.unreachable(replica.index)
         else:
-            replica.health.probe_failed(now)
+            replica.health.probe_failed(now, late=asked_at is not None)
         replica.probed = True
         self._may_be_ejected(replica, before, now)
 

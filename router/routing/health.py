@@ -1,9 +1,9 @@
 """Whether a replica may be used: one table of transitions from what probes and traffic saw.
 
-``unknown``   configured or joined lately, and not probed yet; not used.
+``unknown``   configured or joined lately, and not probed yet, or too busy to answer that in time; not used.
 ``healthy``   used.
 ``suspect``   failed lately, not often enough to be ejected; used.
-``ejected``   not used until its back-off ends and a probe succeeds; so is one whose first probe fails.
+``ejected``   not used until its back-off ends and a probe succeeds; so is one whose first answer is bad.
 ``probation`` back, one request at a time until one succeeds.
 A replica that is ``silent`` is ejected, too, though it answers its probes; it is healthy again as soon as it
 produces something.
@@ -132,10 +132,11 @@ class Health:
         elif self.state is HealthState.UNKNOWN:
             self.state = HealthState.HEALTHY
 
-    def probe_failed(self, now: float) -> None:
-        """The replica did not answer its probe as a healthy one does."""
+    def probe_failed(self, now: float, *, late: bool = False) -> None:
+        """The replica did not answer its probe as a healthy one does; ``late``: it did not answer in time."""
         self._probe_failures += 1
-        if self.state is HealthState.UNKNOWN or self._probe_failures >= self.settings.probe_failures_to_eject:
+        untried = self.state is HealthState.UNKNOWN and not late
+        if untried or self._probe_failures >= self.settings.probe_failures_to_eject:
             self.unreachable = True
             self._eject(now)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.fakes.fake_replica import FakeReplica, Send, healthy, sized
+from tests.fakes.fake_replica import FakeReplica, Hang, Send, healthy, sized
 from tests.fakes.proxy_rig import CHAT
 from tests.fakes.router_rig import QUICK_HEALTH, RouterRig, with_router
 
@@ -81,3 +81,42 @@ def test_a_replica_that_could_not_be_probed_is_tried_where_there_is_no_other(
         assert (await rig.fleet())["r0"]["health"] == "healthy"
 
     with_router(scenario, down=1, health=ONCE, expose_routing=True)
+
+
+def test_a_replica_too_busy_for_its_first_probe_is_asked_again_soon_and_not_ejected(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As where a router starts in front of a loaded fleet. Nothing but the retry can find it well."""
+
+    def busy(fake: FakeReplica) -> None:
+        if not hung:
+            fake.probe = [Hang()]
+            hung.append(fake)
+
+    hung: list[FakeReplica] = []
+
+    async def scenario(rig: RouterRig) -> None:
+        assert (await rig.fleet())["r0"]["health"] == "unknown"
+        assert await rig.answered_by() == {"r1"}
+        hung[0].probe = healthy
+        await rig.until_health("r0", "healthy")
+        said = [record.getMessage() for record in caplog.records if "replica r0" in record.getMessage()]
+        assert "replica r0 could not be probed yet" in said[0] and "no answer within" in said[0]
+        assert not any("ejected" in line for line in said)
+
+    with caplog.at_level(logging.INFO, "warmroute"):
+        with_router(
+            scenario,
+            replicas=2,
+            before=busy,
+            health={**ONCE, "probe_failures_to_eject": 1_000},
+            expose_routing=True,
+        )
+
+
+def test_a_replica_that_never_answers_its_first_probes_is_ejected() -> None:
+    async def scenario(rig: RouterRig) -> None:
+        await rig.until_health("r0", "ejected")
+        assert len(rig.replica.probes) >= 2
+
+    with_router(scenario, before=lambda fake: setattr(fake, "probe", [Hang()]), health=ONCE)
