@@ -96,6 +96,15 @@ def table_console() -> Console:
     return console if console.is_terminal else Console(width=PLAIN_WIDTH, highlight=False)
 
 
+def print_whole(console: Console, table: Table) -> None:
+    """Print ``table`` as wide as it is: one that a terminal breaks can be read, figures cut off cannot."""
+    width = console.width
+    free = console.options.update(max_width=1_000)
+    console.width = max(width, Measurement.get(console, free, table).maximum)
+    console.print(table)
+    console.width = width
+
+
 def above_ideal(result: Result) -> bool:
     """Servers told of more cached tokens than the trace itself shares: the ideal bounds them no more."""
     shares = result.cached_share, result.ideal_cached_share

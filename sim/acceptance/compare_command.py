@@ -18,7 +18,7 @@ from sim.diagnose.request_log import read_request_log
 from sim.estimates import Estimate
 from sim.first_model import Unreachable, first_model
 from sim.progress_view import ProgressView
-from sim.results_table import table_console
+from sim.results_table import print_whole, table_console
 from sim.workload.text_sessions import is_text_sessions, read_text_sessions
 from sim.workload.trace import TraceError
 
@@ -148,7 +148,7 @@ def _print(console: Console, made: Verdict) -> None:
             f"{one.limit:+.3f}",
             one.word,
         )
-    console.print(table)
+    print_whole(console, table)
     if any(made.errors):
         console.print(
             f"errors: baseline {made.errors[0]}, candidate {made.errors[1]}, baseline again {made.errors[2]}"

@@ -19,7 +19,7 @@ from sim.command_arguments import add_count
 from sim.command_output import complain, print_json
 from sim.demo.processes import ChildError, ChildProcesses, free_ports
 from sim.progress_view import ProgressView
-from sim.results_table import table_console
+from sim.results_table import print_whole, table_console
 
 START_LIMIT_S = 600.0
 PARTS = 6
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         print_json(result)
         return 0
     console = table_console()
-    console.print(engine_table(rounds))
+    print_whole(console, engine_table(rounds))
     for cache, us in bookkeeping.items():
         console.print(f"{cache}: {us:.0f} µs of CPU per 1,000 prompt tokens (hash, match, allocate)")
     for one in absent:

@@ -25,7 +25,7 @@ from sim.command_arguments import add_count, add_factor, number
 from sim.command_output import complain, print_json
 from sim.demo.processes import ChildError
 from sim.progress_view import ProgressView
-from sim.results_table import table_console
+from sim.results_table import print_whole, table_console
 from sim.simulate_arguments import policy_kinds
 from sim.workload.sources import SHIPPED_TRACE, open_trace
 
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     console = table_console()
     console.print(title, soft_wrap=True, markup=False)
-    console.print(table_of(made))
+    print_whole(console, table_of(made))
     console.print(meaning_of_marks(made), soft_wrap=True, markup=False)
     for verdict in (*verdicts(made), verdict_on_order(made)):
         console.print(verdict, soft_wrap=True, markup=False)

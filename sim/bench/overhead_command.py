@@ -20,7 +20,7 @@ from sim.command_arguments import add_count, number, whole_number
 from sim.command_output import complain
 from sim.demo.processes import ChildError, ChildProcesses, free_ports
 from sim.progress_view import ProgressView
-from sim.results_table import table_console
+from sim.results_table import print_whole, table_console
 
 MOCK_LIMIT_S = 20.0
 
@@ -108,9 +108,9 @@ async def _start_replicas(children: ChildProcesses, count: int) -> list[str]:
 
 def _print_report(costs: list[RouterCost], absent: list[Absent], plan: OverheadPlan, *, wrk: bool) -> None:
     console = table_console()
-    console.print(cost_table(costs, plan))
+    print_whole(console, cost_table(costs, plan))
     if len(costs) > 1:
-        console.print(ratio_table(costs, plan))
+        print_whole(console, ratio_table(costs, plan))
     for one in absent:
         console.print(f"not measured: {one.name}: {one.why}", markup=False)
     form = "compiled" if is_compiled() else "plain Python (make compile halves it)"

@@ -12,6 +12,7 @@ from sim.lesson.burst import BLIND, BOTH, LATE, VARIANTS, Row, Run, Switches, Va
 from sim.lesson.burst_trace import BURST_FROM_S
 from sim.lesson.onlooker import Moment
 from sim.progress_view import ProgressView
+from sim.results_table import print_whole
 
 DECISIONS_SHOWN = 3
 EXPLAINED_RULE = "predicted_finish"
@@ -25,7 +26,7 @@ def print_burst_lesson(console: Console, *, seeds: int, first_seed: int, decisio
         "requests with a hot prefix, which replica 0 still holds. Replicas 2 and 3 are fresh and empty.",
         soft_wrap=True,
     )
-    console.print(_table([row_of(variant, runs[variant]) for variant in VARIANTS], seeds))
+    print_whole(console, _table([row_of(variant, runs[variant]) for variant in VARIANTS], seeds))
     for line in _lessons(runs, decisions or DECISIONS_SHOWN):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
 

@@ -4,20 +4,23 @@ import asyncio
 import json
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import warmroute
 from sim.bench import routers
 from sim.bench.load import Answered, LoadError, Streamed, closed_loop, streams
 from sim.bench.mock_replica import serve
-from sim.bench.overhead import EventCost, RequestCost, RouterCost
-from sim.bench.overhead_report import ratios
+from sim.bench.overhead import EventCost, OverheadPlan, RequestCost, RouterCost
+from sim.bench.overhead_report import cost_table, ratios
 from sim.bench.process_cpu import cpu_s, process_tree
 from sim.bench.prompts import chat_body
 from sim.bench.routers import RIVALS, find_rivals
 from sim.demo.processes import ChildProcesses, free_ports
+from sim.results_table import print_whole
 
 SHORT = (
     *("--seconds", "0.3", "--rounds", "1", "--sizes", "2,32"),
@@ -179,3 +182,14 @@ def test_ratios_leave_out_what_a_rival_did_not_do() -> None:
         [ours, cost("a", 80.0, 0, 20.0, 0), cost("b", 80.0, 3, 20.0, 1), cost("c", 0.0, 0, 5.0, 0)]
     )
     assert against == {"a": {"2 KiB": 0.5, "event": 0.5}, "b": {}, "c": {"event": 2.0}}
+
+
+def test_no_figure_is_cut_off_by_a_narrow_terminal() -> None:
+    long = "envoy endpoint-picker, bodies in pieces"
+    sizes = {size: RequestCost(12_345.0, 67_890.0, 0) for size in OverheadPlan().sizes_kib}
+    console = Console(file=StringIO(), width=60, highlight=False)
+    print_whole(console, cost_table([RouterCost(long, sizes, EventCost(106.5, 0), 50.0)], OverheadPlan()))
+    assert isinstance(console.file, StringIO)
+    shown = console.file.getvalue()
+    assert "…" not in shown and long in shown and shown.count("12,345") == len(sizes)
+    assert console.width == 60
