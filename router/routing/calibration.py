@@ -21,6 +21,8 @@ FADE_S: Final = 60.0
 FADE_AFTER_OTHERS: Final = 8
 """So has one that shows nothing while each of the others, on average, prefills so many requests."""
 FADE_FROM: Final = 4 * OWN_AFTER_OBSERVATIONS
+SURPRISE: Final = 3.0
+"""Times what was predicted, or over it."""
 LEARN_ALWAYS: Final = 32
 LEARN_EVERY: Final = 4
 """From ``LEARN_ALWAYS`` observations on lessons are drawn from four at a time: learning costs time, too."""
@@ -48,7 +50,8 @@ class ReplicaCost(Speed):
     >>> cost = ReplicaCost(FleetSpeed(), PrefillCost(0.0, 100e-6), DecodeCost(0.01, 0.0))
     >>> for k in range(200):                          # a replica twice as slow as the prior, one at a time
     ...     cost.prefill_started(now=k * 1.0)
-    ...     cost.prefill_finished(now=k * 1.0 + 0.2016, new_tokens=1_000, position=0, still_queued=0)
+    ...     busy_s = cost.prefill_finished(now=k * 1.0 + 0.2016, still_queued=0)
+    ...     cost.prefilled(busy_s, new_tokens=1_000, position=0)
     >>> round(cost.prefill_s(1_000, 0), 2)
     0.2
     """
@@ -79,6 +82,7 @@ class ReplicaCost(Speed):
         "doubt",
         "prefills_seen",
         "steps_seen",
+        "surprised",
     )
 
     def __init__(
@@ -93,6 +97,8 @@ class ReplicaCost(Speed):
         self._lesson_at = 0.0
         self._lesson_number = 0
         """Of the fleet's prefills the last that was this one's."""
+        self.surprised = False
+        """Its last first token was ``surprising``."""
         self._shape, self._batch = CostShape(), CostShape()
         self._work, self._new = WorkDone(), WorkDone()
         self._begin(prefill, decode)
@@ -207,22 +213,38 @@ class ReplicaCost(Speed):
         if self._busy_since is None:
             self._busy_since = now
 
-    def prefill_finished(self, now: float, new_tokens: int, position: int, still_queued: int) -> None:
-        """A first token was seen ``now``; ``still_queued`` requests still wait for theirs."""
+    def prefill_finished(self, now: float, still_queued: int) -> float | None:
+        """A first token was seen ``now``; ``still_queued`` requests still wait for theirs.
+
+        Seconds that this prefill kept the replica busy, to be learned from once; ``None`` if that cannot be.
+        """
         since = self._busy_since
         if since is None:
-            return
+            return None
         self._busy_since = now if still_queued else None
         if self._fleet.blind:
-            return
+            return None
+        self._fleet.prefills += 1
+        self._lesson_at, self._lesson_number = now, self._fleet.prefills
+        return now - since
+
+    def surprising(self, busy_s: float, new_tokens: int, position: int) -> bool:
+        """A prefill, believed to be of ``new_tokens`` after ``position`` cached ones, took much shorter or
+        longer than predicted, which other cached tokens than are believed would explain."""
+        predicted_s = self.prefill_s(new_tokens, position)
+        if busy_s < predicted_s / SURPRISE:
+            return self.prefill_s(1, new_tokens + position - 1) < predicted_s / SURPRISE
+        most_s = SURPRISE * predicted_s
+        return busy_s > most_s and self.prefill_s(new_tokens + position, 0) > most_s
+
+    def prefilled(self, busy_s: float, new_tokens: int, position: int) -> None:
+        """Learn: ``busy_s`` seconds went into ``new_tokens`` tokens after ``position`` cached ones."""
         prior = self._prefill
         token_s = prior.per_token_s * new_tokens
         attention_s = token_s * (position + 0.5 * new_tokens) / prior.attention_tokens
-        self._new.add(now - since, token_s, attention_s, prior.fixed_s)
+        self._new.add(busy_s, token_s, attention_s, prior.fixed_s)
         self._new_fitted_s += self.prefill_s(new_tokens, position)
         self.prefills_seen += 1
-        self._fleet.prefills += 1
-        self._lesson_at, self._lesson_number = now, self._fleet.prefills
         if self.prefills_seen < LEARN_ALWAYS or not self.prefills_seen % LEARN_EVERY:
             self._learn_prefill()
 

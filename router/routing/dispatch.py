@@ -145,8 +145,10 @@ class Dispatch:
         """The last byte was passed on; what it teaches is learned. True if its replica may have room now."""
         replica, lessons = flight.replica, self._lessons
         sequences = replica.ledger.decoding
+        timed = flight.timed
+        count = usage.prompt_count if timed and usage is not None else None
         was_queued = replica.over(
-            flight.booking, flight.decision.matched_tokens, now, learn=True, computed=flight.timed
+            flight.booking, flight.decision.matched_tokens, now, learn=True, computed=timed, count=count
         )
         reply = None
         route = flight.decision.route
@@ -156,7 +158,7 @@ class Dispatch:
             if self.journal is not None:
                 reply = Reply(usage.output_tokens, decoding_s, sequences)
         if self.journal is not None:
-            self.journal.over(flight, computed=True, reply=reply)
+            self.journal.over(flight, computed=True, reply=reply, count=count)
         if flight.expectation is not None:
             self._caches.computed(flight.expectation)
         if usage is not None and lessons.prompt_counted(flight, usage) and self.journal is not None:

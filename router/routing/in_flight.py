@@ -4,6 +4,7 @@ from router.routing.decision import Decision
 from router.routing.exact_index import Expectation
 from router.routing.kv_route import KvPull, Step
 from router.routing.ledger import Booking
+from router.routing.peer_events import PromptCount
 from router.routing.prompt_blocks import Prompt
 from router.routing.replica_state import ReplicaState
 
@@ -22,6 +23,14 @@ class Usage:
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.cached_tokens = cached_tokens
+
+    @property
+    def prompt_count(self) -> PromptCount | None:
+        """What was told of the prompt, if that is whole and can be."""
+        prompt, cached = self.prompt_tokens, self.cached_tokens
+        if prompt is None or cached is None or not prompt or cached > prompt:
+            return None
+        return PromptCount(prompt, cached)
 
     def _values(self) -> tuple[int | None, int | None, int | None]:
         return self.prompt_tokens, self.output_tokens, self.cached_tokens

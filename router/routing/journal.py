@@ -17,6 +17,7 @@ from router.routing.peer_events import (
     FirstTokenCame,
     PeerEvent,
     PrefixesAsked,
+    PromptCount,
     PromptStored,
     ReplicaDrained,
     ReplicaFailed,
@@ -122,11 +123,18 @@ class Journal:
         self._decoding.add(flight.number)
         self._tell(FirstTokenCame(flight.number, seen))
 
-    def over(self, flight: InFlight, *, computed: bool, reply: Reply | None = None) -> None:
+    def over(
+        self,
+        flight: InFlight,
+        *,
+        computed: bool,
+        reply: Reply | None = None,
+        count: PromptCount | None = None,
+    ) -> None:
         """It ended."""
         self._outstanding.pop(flight.number, None)
         self._decoding.discard(flight.number)
-        self._tell(WorkOver(flight.number, computed, reply))
+        self._tell(WorkOver(flight.number, computed, reply, count))
 
     def prefixes_asked(self, keys: Sequence[int], prefill_s: float) -> None:
         """A request begins with prefixes that may be hot."""

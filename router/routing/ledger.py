@@ -23,7 +23,15 @@ class Speed:
 class Booking:
     """One request's reservation. Owned by the ledger that made it."""
 
-    __slots__ = ("booked_at", "expected_output_tokens", "load_s", "new_tokens", "prior_s", "state")
+    __slots__ = (
+        "booked_at",
+        "busy_s",
+        "expected_output_tokens",
+        "load_s",
+        "new_tokens",
+        "prior_s",
+        "state",
+    )
 
     QUEUED: Final = 0
     DECODING: Final = 1
@@ -40,6 +48,8 @@ class Booking:
         self.new_tokens = new_tokens
         self.expected_output_tokens = expected_output_tokens
         self.state = Booking.QUEUED
+        self.busy_s: float | None = None
+        """Seconds that its prefill kept the replica busy, once known and until that was learned from."""
 
 
 class Ledger:

@@ -68,12 +68,26 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Requests that decoded on the replica at its end."""
 
 
+class PromptCount(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A prompt as its replica reports it."""
+
+    prompt_tokens: Count
+    cached_tokens: Count
+
+    @property
+    def new_tokens(self) -> int:
+        """Those that were computed: the last one always is."""
+        return max(1, self.prompt_tokens - self.cached_tokens)
+
+
 class WorkOver(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
     """The request is no longer sent, or no longer held. ``computed``: its blocks are there."""
 
     request: Count
     computed: bool = True
     reply: Reply | None = None
+    count: PromptCount | None = None
+    """What was computed and what was cached; ``None``: as believed."""
 
 
 class ReplicaFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):

@@ -17,6 +17,7 @@ from router.routing.peer_events import (
     FirstTokenCame,
     PeerEvent,
     PrefixesAsked,
+    PromptCount,
     PromptStored,
     ReplicaDrained,
     ReplicaFailed,
@@ -147,7 +148,15 @@ class Peers:
             case WorkOver():
                 self._unhold(router, event.request, computed=event.computed)
                 computed = event.computed
-                self._over(router, event.request, now, computed=computed, learn=computed, reply=event.reply)
+                self._over(
+                    router,
+                    event.request,
+                    now,
+                    computed=computed,
+                    learn=computed,
+                    reply=event.reply,
+                    count=event.count,
+                )
             case WorkHeld():
                 self._hold(router, event, now)
             case PrefixesAsked():
@@ -191,12 +200,14 @@ class Peers:
         computed: bool,
         learn: bool,
         reply: Reply | None = None,
+        count: PromptCount | None = None,
     ) -> None:
         work = self._work.get(router, {}).pop(number, None)
         if work is None:
             return
         replica = work.replica
-        if replica.over(work.booking, work.matched_tokens, now, learn=learn) and not computed:
+        was_queued = replica.over(work.booking, work.matched_tokens, now, learn=learn, count=count)
+        if was_queued and not computed:
             self._caches.withdrawn(replica.index, work.prompt, work.matched_tokens, work.expectation)
         elif work.expectation is not None:
             self._caches.computed(work.expectation)

@@ -20,8 +20,12 @@ from router.routing.kv_route import (
     Role,
 )
 from router.routing.ledger import Booking, Ledger
+from router.routing.peer_events import PromptCount
 from router.routing.prompt_blocks import Prompt
 
+SAME_STEP_S = 0.001
+"""A first token that comes so soon after another of its replica is of one step with that: the seconds before
+are of both, and teach together."""
 PRIOR_UNTIL = 50
 """Requests after which what the replica has shown is worth more than what its model and GPU suggest."""
 
@@ -198,30 +202,58 @@ class ReplicaState:
         return self.ledger.book(prefill_s, new_tokens, expected_output_tokens, now)
 
     def first_token(self, booking: Booking, matched_tokens: int, now: float, *, seen: bool = True) -> None:
-        """Its prefill is over. Teaches what prefill costs here, if the token was ``seen``."""
+        """Its prefill is over. Teaches what prefill costs here, if the token was ``seen``: now, by the cached
+        tokens that are believed; at the request's end, if that would be surprising."""
         self.ledger.first_token(booking, now)
-        self._prefill_over(booking, matched_tokens, now, learn=seen)
+        self._prefill_over(booking, now, learn=seen)
+        busy_s, new_tokens, cost = booking.busy_s, booking.new_tokens, self.cost
+        if busy_s is None:
+            return
+        if busy_s > SAME_STEP_S or now - booking.booked_at < 2.0 * SAME_STEP_S:
+            cost.surprised = cost.surprising(busy_s, new_tokens, matched_tokens)
+        if not cost.surprised:
+            self._learn(booking, new_tokens, matched_tokens)
 
     def over(
-        self, booking: Booking, matched_tokens: int, now: float, *, learn: bool, computed: bool = True
+        self,
+        booking: Booking,
+        matched_tokens: int,
+        now: float,
+        *,
+        learn: bool,
+        computed: bool = True,
+        count: PromptCount | None = None,
     ) -> bool:
         """It ended. True if that was before its first token; ``learn``: its prefill took no longer.
 
         ``computed``: all that was not matched was; else how long it took says nothing of prefill.
+        ``count``: what the replica reported of the prompt. What it still has to teach it teaches by that, or
+        without by belief, also if it was broken off: else a replica whose clients ask for no usage would
+        never be found to be much faster than it was taken to be.
         """
         was_queued = booking.state == Booking.QUEUED
         if not learn:
             self.ledger.take_back(booking, now)
         self.ledger.release(booking, now)
         if was_queued:
-            self._prefill_over(booking, matched_tokens, now, learn=learn and computed)
+            self._prefill_over(booking, now, learn=learn and computed)
+        if booking.busy_s is not None:
+            if count is None:
+                self._learn(booking, booking.new_tokens, matched_tokens)
+            else:
+                self._learn(booking, count.new_tokens, count.cached_tokens)
         return was_queued
 
-    def _prefill_over(self, booking: Booking, matched_tokens: int, now: float, *, learn: bool) -> None:
+    def _prefill_over(self, booking: Booking, now: float, *, learn: bool) -> None:
         if learn:
-            self.cost.prefill_finished(now, booking.new_tokens, matched_tokens, self.ledger.queued)
+            booking.busy_s = self.cost.prefill_finished(now, self.ledger.queued)
         else:
             self.cost.prefill_abandoned(now, self.ledger.queued)
+
+    def _learn(self, booking: Booking, new_tokens: int, position: int) -> None:
+        busy_s, booking.busy_s = booking.busy_s, None
+        assert busy_s is not None
+        self.cost.prefilled(busy_s, new_tokens, position)
 
     def replied(self, output_tokens: int, decoding_s: float, sequences: int) -> None:
         """A whole reply: learn what a decode step costs; ``sequences`` decoded here at its end."""

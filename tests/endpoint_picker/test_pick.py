@@ -13,6 +13,7 @@ from router.endpoint_picker.ext_proc_pb2 import (
 )
 from router.proxy.request_log import RequestLog
 from tests.endpoint_picker.talk import BODY, DESTINATION, ENDPOINTS, Talk, kinds, picked
+from tests.fakes.fake_replica import usage_event
 from tests.fakes.proxy_rig import CHAT, CHAT_STREAM, until
 
 # --- the fleet hears ------------------------------------------------------------------------------
@@ -34,6 +35,21 @@ def test_first_token_and_usage() -> None:
     )
     talk.answer_body(b"data: [DONE]\n\n", last=True)
     assert talk.at_rest() and (talk.counters.prompt_tokens, talk.counters.output_tokens) == (5, 2)
+
+
+def test_what_a_prefill_teaches_waits_for_the_usage_if_hits_would_explain_it() -> None:
+    """A prompt of 25,000 tokens is predicted to take seconds; it is answered at once."""
+    talk = Talk()
+    cost = next(iter(talk.fleet.replicas)).cost
+    talk.head(BUFFERED)
+    talk.body(
+        json.dumps(CHAT_STREAM | {"messages": [{"role": "user", "content": "words " * 16_000}]}).encode()
+    )
+    talk.answer(last=False, **{"content-type": "text/event-stream"})
+    talk.answer_body(b'data: {"choices":[{"delta":{"content":"Hi"}}]}\n\n', last=False)
+    assert cost.prefills_seen == 0
+    talk.answer_body(usage_event(25_000, 2, 24_990) + b"data: [DONE]\n\n", last=True)
+    assert talk.at_rest() and cost.prefills_seen == 1 and cost.prefill_factor > 0.8
 
 
 def test_a_body_is_written_down_without_its_tenants_salt(tmp_path: Path) -> None:

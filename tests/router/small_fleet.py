@@ -2,6 +2,7 @@
 
 import random
 
+from router.routing.calibration import ReplicaCost
 from router.routing.decision import Decision
 from router.routing.fleet import Fleet
 from router.routing.fleet_settings import FleetSettings
@@ -42,6 +43,14 @@ def prompt(*blocks: int, tail: int = 3, stream: bool = True, model: str | None =
 
 def send(fleet: Fleet, asked: Prompt, now: float) -> InFlight:
     return fleet.sent(asked, fleet.decide(asked, now), now)
+
+
+def prefilled(cost: ReplicaCost, start: float, end: float, new_tokens: int, position: int = 0) -> None:
+    """The replica computed one prompt, and nothing else, from ``start`` to ``end``."""
+    cost.prefill_started(start)
+    busy_s = cost.prefill_finished(end, still_queued=0)
+    assert busy_s is not None
+    cost.prefilled(busy_s, new_tokens, position)
 
 
 def at(replica: int, decision: Decision) -> Decision:

@@ -12,6 +12,7 @@ from router.proxy.explanation import ENOUGH_SEEN, cost_fit
 from router.routing.calibration import DEFAULT_DECODE, DEFAULT_PREFILL, ReplicaCost
 from router.routing.cost_shape import AS_PREDICTED, CostShape, Parts
 from router.routing.fleet_speed import FleetSpeed
+from tests.router.small_fleet import prefilled
 
 STEEP = PrefillCost(fixed_s=0.004, per_token_s=62.5e-6, attention_tokens=16_000.0)
 """Attention four times the prior's."""
@@ -35,10 +36,9 @@ def show(
 ) -> float:
     """``requests`` one after another, each as long as ``truth`` says, give or take; when the last ended."""
     for _, (new, position) in zip(range(requests), lengths(rng), strict=False):
-        cost.prefill_started(now)
-        now += truth.seconds(new, position) * rng.lognormvariate(0.0, noise)
-        cost.prefill_finished(now, new, position, still_queued=0)
-        now += 0.01
+        end = now + truth.seconds(new, position) * rng.lognormvariate(0.0, noise)
+        prefilled(cost, now, end, new, position)
+        now = end + 0.01
     return now
 
 
@@ -81,9 +81,8 @@ def test_a_fixed_part_is_learned_beside_the_speed() -> None:
     now = 0.0
     for _ in range(400):
         new = rng.choice([30, 100, 300, 1_500, 4_000])
-        cost.prefill_started(now)
-        now += SMALL.seconds(new) * rng.lognormvariate(0.0, 0.1)
-        cost.prefill_finished(now, new, 0, still_queued=0)
+        start, now = now, now + SMALL.seconds(new) * rng.lognormvariate(0.0, 0.1)
+        prefilled(cost, start, now, new)
     for new in (30, 300, 1_500, 4_000):
         assert off(cost, SMALL, new) == pytest.approx(1.0, abs=0.2)
 
@@ -99,9 +98,8 @@ def test_equal_replicas_that_do_unlike_work_are_believed_equal() -> None:
             (warm, rng.randint(20, 200), 1_500),
             (cold, rng.randint(1_000, 3_000), 0),
         ):
-            cost.prefill_started(now)
             seconds = SMALL.seconds(new, position) * rng.lognormvariate(0.0, 0.1)
-            cost.prefill_finished(now + seconds, new, position, still_queued=0)
+            prefilled(cost, now, now + seconds, new, position)
         now += 1.0
     for new, position in ((100, 1_500), (2_000, 0)):
         believed = warm.prefill_s(new, position), cold.prefill_s(new, position)
@@ -166,8 +164,7 @@ def test_a_few_absurd_lessons_bend_little() -> None:
     rng = random.Random(6)
     now = show(cost, DEFAULT_PREFILL, 200, rng)
     before = cost.fit.attention_tokens
-    cost.prefill_started(now)
-    cost.prefill_finished(now + 60.0, 100, 0, still_queued=0)  # a pause of a minute on a short prompt
+    prefilled(cost, now, now + 60.0, 100)  # a pause of a minute on a short prompt
     show(cost, DEFAULT_PREFILL, 3, rng, now=now + 61.0)
     assert cost.fit.attention_tokens == pytest.approx(before, rel=0.5)
 
@@ -231,8 +228,7 @@ def test_scaling_all_times_scales_what_is_learned(
         cost._fleet.work.keep(scale)
         now = 0.0
         for seconds, new, position in requests:
-            cost.prefill_started(now)
-            now += seconds * scale
-            cost.prefill_finished(now, new, position, still_queued=0)
+            start, now = now, now + seconds * scale
+            prefilled(cost, start, now, new, position)
         costs.append(cost.prefill_s(5_000, 1_000))
     assert costs[1] == pytest.approx(factor * costs[0], rel=1e-3)

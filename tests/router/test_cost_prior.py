@@ -16,6 +16,7 @@ from router.routing.cost_prior import Hardware, cost_prior
 from router.routing.fleet import Fleet
 from router.routing.prompt_blocks import Prompt
 from router.routing.replica_state import PRIOR_UNTIL
+from tests.router.small_fleet import prefilled
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
@@ -93,8 +94,7 @@ def test_after_50_requests_the_replica_itself_is_believed(seen: int) -> None:
     fleet = fleet_of({"gpu": "h100"})
     cost = fleet.replicas[0].cost
     for number in range(seen):
-        cost.prefill_started(now=float(number))
-        cost.prefill_finished(now=number + 0.1, new_tokens=1_000, position=0, still_queued=0)
+        prefilled(cost, number, number + 0.1, 1_000)
     fleet.models_reported(0, frozenset({LLAMA}))
     assert (fleet.replicas[0].prior_source == "default") == (seen >= PRIOR_UNTIL)
 

@@ -9,6 +9,7 @@ from router.routing.hold_queue import Held
 from router.routing.in_flight import InFlight
 from tests.fakes.redis_server import RedisServer, needs_redis
 from tests.fakes.slow_link import slow_link
+from tests.router.small_fleet import prefilled
 from tests.state.members import Member, Members, prompt, until, with_redis
 
 pytestmark = needs_redis
@@ -106,8 +107,7 @@ def test_learned_speeds_go_with_the_rest() -> None:
         one = await members.start()
         cost = one.fleet.replicas[1].cost
         for second in range(60):
-            cost.prefill_started(float(second))
-            cost.prefill_finished(second + 0.5, 1_000, 0, 0)
+            prefilled(cost, second, second + 0.5, 1_000)
         two = await members.start()
         await two.warmed_from()
         assert two.fleet.replicas[1].cost.prefill_factor == pytest.approx(cost.prefill_factor, rel=1e-3)
