@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -12,9 +13,9 @@ from replica.model.matrix import Matrix, matrix
 from replica.model.packed_matrix import PackedMatrix, StackedMatrix
 from replica.model.shape import ModelError, ModelShape
 
-HEAD_BITS = 8
-"""Of the last matrix where the others have 4: its errors go straight into the logits."""
-
+EDGE_BITS = 8
+"""Of the first and the last layer and the matrix after them, where the others have 4: what the first errs all
+layers carry on, what the last err goes straight into the logits."""
 
 TWICE_BELOW_BYTES = 2**30
 """Matrices that are together no larger are kept in a second layout too, where that makes decode faster."""
@@ -81,7 +82,7 @@ def assemble(
             raise ModelError(f"tensor {name!r} has shape {tuple(values.shape)}, expected {expected}")
         return values.to(dtype)
 
-    def matrix_of(columns: int, *parts: _Rows, bits: int | None = bits) -> Matrix:
+    def any_matrix(columns: int, *parts: _Rows, bits: int | None = bits, fits: bool = fits) -> Matrix:
         """The rows of all ``parts``, one below the other."""
         if stored is not None:
             found = [stored(part.name) for part in parts]
@@ -103,11 +104,13 @@ def assemble(
 
         if bits is None:
             return matrix(whole(), twice=twice)
-        if fits and bits < HEAD_BITS:
+        if fits:
             return FittedMatrix(whole, bits)
         return PackedMatrix(quantize(whole(), bits))
 
     def layer(number: int) -> LayerWeights:
+        edge = bits is not None and number in (0, shape.layers - 1)
+        matrix_of = partial(any_matrix, bits=EDGE_BITS if edge else bits)
         prefix = f"model.layers.{number}"
         attention = f"{prefix}.self_attn"
         q = _Rows(f"{attention}.q_proj.weight", shape.heads * shape.head_dim, shape.heads)
@@ -151,10 +154,11 @@ def assemble(
             embedding=read(embedding_name, shape.vocab, shape.hidden),
             layers=tuple(layer(number) for number in range(shape.layers)),
             norm=read("model.norm.weight", shape.hidden),
-            head=matrix_of(
+            head=any_matrix(
                 shape.hidden,
                 _Rows(embedding_name if shape.tied_embeddings else "lm_head.weight", shape.vocab),
-                bits=None if bits is None else HEAD_BITS,
+                bits=None if bits is None else EDGE_BITS,
+                fits=False,
             ),
         )
 

@@ -182,6 +182,7 @@ class Fuzz:
         assert engine.reset_prefix_cache()
         engine.check_invariants()
         assert engine.load().kv_usage == 0.0 == engine.stranded_tokens()
+        assert engine.states is None or engine.states.inventory().free == engine.states.slots
 
     @contextmanager
     def peers_for(self, settings: dict[str, Any]) -> Iterator[None]:

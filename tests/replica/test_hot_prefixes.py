@@ -6,6 +6,7 @@ import pytest
 
 from replica import hot_prefixes as module
 from replica.hot_prefixes import AGE_AFTER, MOST_COUNTED, HotPrefixes
+from replica.kv_cache.prefix_cache import PrefixCache
 from replica.scheduler import Scheduler, SchedulerLimits
 from replica.sequence import Sequence
 from tests.replica.cache_steps import compute, hit, run
@@ -187,3 +188,16 @@ def test_reset_lets_go_of_them(make):
     heat(toy)
     assert toy.scheduler.hot.blocks and toy.scheduler.reset_cache() is True
     assert not toy.scheduler.hot.blocks and toy.scheduler.cache.free_blocks == toy.scheduler.cache.blocks
+
+
+def test_a_reset_that_is_refused_for_a_load_in_flight_lets_go_of_no_pin():
+    cache = PrefixCache(64, 16)
+    limits = SchedulerLimits(max_running=4, max_batched_tokens=64, max_model_len=200, pinned_blocks=8)
+    scheduler = Scheduler(cache, limits)
+    for number in range(8):
+        ask(cache, scheduler.hot, f"{number}", [*SYSTEM, number, number])
+    pinned = scheduler.hot.blocks
+    load = scheduler.loads.begin(Sequence("late", range(500, 540), 1), 32)
+    assert scheduler.reset_cache() is False and scheduler.hot.blocks == pinned > 0
+    scheduler.loads.end(load)
+    assert scheduler.reset_cache() is True and scheduler.hot.blocks == 0 and cache.free_blocks == 64

@@ -93,6 +93,18 @@ def test_bug_25_an_admission_that_finds_no_blocks_takes_no_state() -> None:
     assert states.inventory().live == 0 and cache.adopt(late, matched)
 
 
+def test_bug_25_an_admission_that_finds_no_state_takes_no_blocks() -> None:
+    cache = HybridCache(PrefixCache(40, 4), StateCheckpoints(1))
+    held, late = Sequence("held", range(10), 4), Sequence("late", range(100, 110), 4)
+    assert cache.adopt(held, cache.match(held))
+    free = cache.free_blocks
+    matched = cache.match(late)
+    assert not cache.fits(late, matched) and not cache.adopt(late, matched)
+    assert cache.free_blocks == free > 30 and not late.block_table
+    cache.release(held)
+    assert cache.fits(late, matched) and cache.adopt(late, matched)
+
+
 @pytest.mark.parametrize("model", ["tiny", "tiny-hybrid"])
 def test_bug_38_every_kind_of_model_tells_what_it_caches(model: str) -> None:
     engine = make_engine(random_model(model), kv_blocks=7, max_model_len=112, record_events=True)

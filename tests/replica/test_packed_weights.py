@@ -1,6 +1,7 @@
 """Weights that stay packed: the numbers of the dense ones, and how far from the full model that is."""
 
 import doctest
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from replica.batch import Batch, Work
 from replica.config import ConfigError, parse_config
 from replica.model import fitted_matrix as fitted_matrix_module
+from replica.model import fitting
 from replica.model import grouped as grouped_module
 from replica.model import paged_kv as paged_kv_module
 from replica.model.fingerprint import fingerprint
@@ -105,11 +107,20 @@ def test_four_bits_are_fitted_by_reading_a_page_and_the_same_each_time() -> None
     first, again = (load_model("tiny", "bf16", weights="int4") for _ in range(2))
     assert fingerprint(first, 16) == fingerprint(again, 16)
     unfitted = assemble(RandomWeights(first.shape, 0), first.shape, torch.bfloat16, bits=4)
-    for layer, other in zip(first.weights.layers, unfitted.layers, strict=True):
+    for layers in zip(first.weights.layers, unfitted.layers, strict=True):
         for name in ("qkv", "output", "gate_up", "down"):
-            fitted, nearest = getattr(layer, name), getattr(other, name)
+            fitted, nearest = (getattr(layer, name) for layer in layers)
             assert isinstance(fitted, PackedMatrix)
             assert not all(map(torch.equal, fitted.tensors(), nearest.tensors()))
+
+
+def test_the_first_and_last_layer_and_the_head_have_eight_bits_of_the_fitted_four() -> None:
+    shape = replace(tiny().shape, layers=4, windows=(None,) * 4)
+    packed = assemble(RandomWeights(shape, 0), shape, torch.bfloat16, bits=4, fits=True)
+    packed = fitting.fitted(packed, shape, tiny().tokenizer)
+    rows = [getattr(layer, name) for layer in packed.layers for name in ("qkv", "output", "gate_up", "down")]
+    planes = [len(list(matrix.tensors())) // 2 for matrix in (*rows, packed.head)]
+    assert planes == [2] * 4 + [1] * 8 + [2] * 4 + [2], "8 bits are two planes of 4"
 
 
 def _stored(kind: Kind, out: int, columns: int) -> np.ndarray:
