@@ -172,9 +172,10 @@ def _lines(error: ValidationError, file: str, text: str | None) -> list[str]:
     for one in error.errors():
         line = None if text is None else line_of(text, one["loc"])
         where = file if line is None else f"{file}: line {line}"
-        key = ".".join(str(part) for part in one["loc"]) or "(file)"
+        key = ".".join(str(part) for part in one["loc"])
+        at = f"{where}: {key}: " if key else f"{where}: "
         if one["type"] == "extra_forbidden":
-            lines.append(f"{where}: {key}: unknown key, {spelling_hint(ReplicaConfig, one['loc'])}")
+            lines.append(f"{at}unknown key, {spelling_hint(ReplicaConfig, one['loc'])}")
             continue
         secret = SECRET_KEYS.intersection(str(part) for part in one["loc"])
         given = None if secret else one["input"]
@@ -184,5 +185,5 @@ def _lines(error: ValidationError, file: str, text: str | None) -> list[str]:
         elif one["type"] in NO_LIST:
             message = list_expected(one["loc"], given)
         got = f"got {given!r}" if isinstance(given, str | int | float | bool) else ""
-        lines.append(f"{where}: {key}: {message}{'' if got in message else f' ({got})'}")
+        lines.append(f"{at}{message}{'' if got in message else f' ({got})'}")
     return lines

@@ -43,9 +43,10 @@ def describe(error: ValidationError, where: str, text: str | None, root: type[Se
                 continue  # what is in the list was refused: that is said already
             lines.append(f"{where}: {'.'.join(map(str, one['loc']))}: empty; expected at least 1 entry")
             continue
-        key = ".".join(str(part) for part in one["loc"]) or "(file)"
+        key = ".".join(str(part) for part in one["loc"])
+        at = f"{where}: {key}: " if key else f"{where}: "
         if one["type"] == "extra_forbidden":
-            lines.append(f"{where}: {key}: unknown key, {spelling_hint(root, one['loc'])}")
+            lines.append(f"{at}unknown key, {spelling_hint(root, one['loc'])}")
             continue
         secret = not SECRET_KEYS.isdisjoint(one["loc"])
         message = one["msg"].removeprefix("Value error, ")
@@ -56,7 +57,7 @@ def describe(error: ValidationError, where: str, text: str | None, root: type[Se
         elif one["type"] in NO_LIST:
             message = list_expected(one["loc"], shown)
         got = "" if one["type"] == "missing" or secret else _shown(one["input"])
-        lines.append(f"{where}: {key}: {message}{'' if got[2:-1] in message else got}")
+        lines.append(f"{at}{message}{'' if got[2:-1] in message else got}")
     return "\n".join(lines)
 
 

@@ -51,6 +51,8 @@ def policy_kinds(text: str) -> list[str]:
     if unknown or not kinds:
         what = f"unknown policy {', '.join(unknown)}" if unknown else "no policy given"
         raise argparse.ArgumentTypeError(f"{text}: {what}; expected one or more of {names()}")
+    if twice := sorted({kind for kind in kinds if kinds.count(kind) > 1}):
+        raise argparse.ArgumentTypeError(f"{text}: {', '.join(twice)} given twice; expected each once")
     return kinds
 
 

@@ -182,6 +182,7 @@ def test_a_misspelt_key_gets_a_suggestion(data: object, says: str) -> None:
         ({"replicas": TWO, "slo": 5}, "slo: expected keys and values below it: ttft_ms, tpot_ms (got 5)"),
         ({"replicas": TWO, "keys": "sk-1"}, "keys: expected keys and values below it: public, admin"),
         ({"replicas": TWO, "listen": "foo"}, "listen: expected HOST:PORT or unix:/path, got 'foo'"),
+        ({"replicas": [TWO[0], TWO[0]]}, "router.yaml: replica names must differ"),
         ({"replicas": None}, "replicas: expected a list with `- ` before each entry"),
         ({"replicas": {"url": "http://a:1"}}, "replicas: expected a list with `- ` before each entry"),
         ({"replicas": TWO, "admin_hosts": "a"}, "expected a list, as in `admin_hosts: [a]` (got 'a')"),

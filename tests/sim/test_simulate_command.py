@@ -139,6 +139,7 @@ def test_what_does_not_fit_together_is_said(
         (["--unlike", "0:speed=2"], "argument --unlike: '0:speed=2'; expected REPLICA:KEY=VALUE"),
         (["--unlike", "0:slowdown=-1"], "expected REPLICA:KEY=VALUE with KEY one of slowdown"),
         (["--compare", "2", "--rates", "1,x"], "argument --rates: '1,x'; expected numbers above 0"),
+        (["--policy", "random,session,random"], "random,session,random: random given twice; expected each"),
     ],
 )
 def test_what_cannot_be_read_is_refused(
