@@ -30,6 +30,7 @@ SAID = [*b"abc", END, *b"de"]
             None,
         ),
         ({"ignore_eos": True, "stop_token_ids": [ord("d")]}, "abc", 5, "stop", ord("d")),
+        ({"ignore_eos": True, "stop_token_ids": [ord("b")], "min_tokens": 3}, "a\0cdea", 8, "stop", ord("b")),
         ({"ignore_eos": True, "stop": "ea"}, "abcd", 7, "stop", "ea"),
         ({"ignore_eos": True, "stop": "ea", "include_stop_str_in_output": True}, "abcdea", 7, "stop", "ea"),
         ({"ignore_eos": True, "stop": "bc", "min_tokens": 4}, "abcdea", 9, "stop", "bc"),
