@@ -7,7 +7,7 @@ from math import sqrt
 from typing import Final
 
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
-from router.routing.cost_shape import FORGET_PER_OBSERVATION, CostShape
+from router.routing.cost_shape import FORGET_PER_OBSERVATION, CostShape, Parts
 from router.routing.fleet_speed import DECODE_LESSON_WEIGHT, FleetSpeed
 from router.routing.learned_speed import CostFit, Learned, bounded
 from router.routing.ledger import Speed
@@ -185,8 +185,8 @@ class ReplicaCost(Speed):
             self._own_decode_factor,
             self.steps_seen,
             self.prior_s,
-            self._shape.fit(self._fleet.prefill_parts),
-            self._batch.fit(self._fleet.batch_parts),
+            self._shape.fit(self._fleet.prefill_parts).pair,
+            self._batch.fit(self._fleet.batch_parts).pair,
         )
 
     @property
@@ -204,8 +204,8 @@ class ReplicaCost(Speed):
         self._own_prefill_share = _own_share(self.prefills_seen)
         self._own_decode_factor = learned.decode_factor
         self._own_decode_share = _own_share(self.steps_seen)
-        self._shape.believed = learned.prefill
-        self._batch.believed = learned.batch
+        self._shape.believed = Parts(*learned.prefill)
+        self._batch.believed = Parts(*learned.batch)
         self.refresh()
 
     def prefill_started(self, now: float) -> None:

@@ -17,7 +17,7 @@ Worked example, a model whose attention costs twice what the prior says, its fix
     shares .2 and .1: seen / predicted = 1.6       .6 and 0: 1.6       0 and .5: 3.0       level = 1
 """
 
-from typing import Final, NamedTuple
+from typing import Final
 
 FORGET_PER_OBSERVATION: Final = 0.98
 MOST_SECOND: Final = 5.0
@@ -35,11 +35,19 @@ MEAN_OF_OTHERS: Final = 5.0
 """Lessons that the mean shares of others count for."""
 
 
-class Parts(NamedTuple):
-    """How many times its prediction a part is, beside the first."""
+class Parts:
+    """How many times its prediction a part is, beside the first. Never changed."""
 
-    second: float
-    third: float
+    __slots__ = ("second", "third")
+
+    def __init__(self, second: float, third: float) -> None:
+        self.second = second
+        self.third = third
+
+    @property
+    def pair(self) -> tuple[float, float]:
+        """Second and third, as other routers are told."""
+        return self.second, self.third
 
     @property
     def bounded(self) -> "Parts":

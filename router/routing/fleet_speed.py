@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Final
 
-from router.routing.cost_shape import AS_PREDICTED, FORGET_PER_OBSERVATION, CostShape
+from router.routing.cost_shape import AS_PREDICTED, FORGET_PER_OBSERVATION, CostShape, Parts
 from router.routing.learned_speed import Learned, bounded
 from router.routing.work_done import WorkDone
 
@@ -80,8 +80,8 @@ class FleetSpeed:
             self.decode_factor,
             self._seen,
             self._prior_s,
-            self.prefill_parts,
-            self.batch_parts,
+            self.prefill_parts.pair,
+            self.batch_parts.pair,
         )
 
     @property
@@ -96,8 +96,8 @@ class FleetSpeed:
             self._next_news = self._seen = learned.prefills
             self.prefill_factor = bounded(self.work.factor)
             self.decode_factor = learned.decode_factor
-            self.prefill.believed = self.prefill_parts = learned.prefill
-            self.batch.believed = self.batch_parts = learned.batch
+            self.prefill.believed = self.prefill_parts = Parts(*learned.prefill)
+            self.batch.believed = self.batch_parts = Parts(*learned.batch)
             self._tell()
 
     def prefilled(self, done: WorkDone) -> None:

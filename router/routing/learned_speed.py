@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from router.routing.cost_shape import AS_PREDICTED, Parts
+from router.routing.cost_shape import Parts
 
 SLOWEST: Final = 10_000.0
 FASTEST: Final = 0.000_1
@@ -21,9 +21,9 @@ class Learned(NamedTuple):
     decodes: int
     prior_s: float
     """What the prior says of 1,000 tokens: what was learned over one says nothing over another."""
-    prefill: Parts = AS_PREDICTED
+    prefill: tuple[float, float] = (1.0, 1.0)
     """Attention and the fixed part of a prefill: times what the prior has (``cost_shape``)."""
-    batch: Parts = AS_PREDICTED
+    batch: tuple[float, float] = (1.0, 1.0)
     """Sequences in a decode step: likewise."""
 
     def fits(self, prior_s: float) -> bool:
@@ -36,8 +36,8 @@ class Learned(NamedTuple):
             and self.fixed_s >= 0.0
             and 0.0 < self.token_s + self.attention_s + self.fixed_s < float("inf")
             and FASTEST <= self.decode_factor <= SLOWEST
-            and self.prefill == self.prefill.bounded
-            and self.batch == self.batch.bounded
+            and self.prefill == Parts(*self.prefill).bounded.pair
+            and self.batch == Parts(*self.batch).bounded.pair
             and self.prefills >= 0
             and self.decodes >= 0
         )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
 from router.proxy.explanation import ENOUGH_SEEN, cost_fit
 from router.routing.calibration import DEFAULT_DECODE, DEFAULT_PREFILL, ReplicaCost
-from router.routing.cost_shape import AS_PREDICTED, CostShape, Parts
+from router.routing.cost_shape import AS_PREDICTED, CostShape
 from router.routing.fleet_speed import FleetSpeed
 from tests.router.small_fleet import prefilled
 
@@ -186,7 +186,7 @@ def test_what_was_learned_can_be_taken_up() -> None:
     show(one, STEEP, 300, random.Random(8))
     other.resumed(one.learned)
     assert off(other, STEEP, 40_000) == pytest.approx(1.0, abs=0.3)
-    absurd = one.learned._replace(prefill=Parts(1e9, 1.0), prefills=10_000)
+    absurd = one.learned._replace(prefill=(1e9, 1.0), prefills=10_000)
     other.resumed(absurd)
     assert other.prefills_seen == one.prefills_seen, "not believed"
 
@@ -204,7 +204,7 @@ def test_whatever_is_seen_parts_are_bounded_and_more_work_costs_more(
     for seen, first, second, third in lessons:
         shape.learn(seen, first, second, third)
         parts = shape.fit(AS_PREDICTED)
-        assert parts == parts.bounded
+        assert parts.pair == parts.bounded.pair
         assert shape.level(1.0, parts, CostShape()) > 0.0
 
 
