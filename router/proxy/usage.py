@@ -1,11 +1,16 @@
 """What an answer's end says of its tokens: the ``usage`` that engines write, or llama.cpp's ``timings``."""
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from router.routing.in_flight import Usage
 
+if TYPE_CHECKING:
+    from mypy_extensions import i64  # compiled, a number of 64 bits in a register; else an int like any other
+
+USUAL_BYTES: Final = 512
+"""So near its end an answer mostly has its usage."""
 MAX_USAGE_BYTES: Final = 2048
 MAX_COLON_BYTES: Final = 16
 """Between the name of an object and its brace."""
@@ -23,6 +28,7 @@ _ZERO: Final = 0x30
 _NINE: Final = 0x39
 _COLON: Final = 0x3A
 _NULL: Final = 0x6E
+_U: Final = 0x75
 _OPENED: Final = 0x7B
 _CLOSED: Final = 0x7D
 
@@ -37,36 +43,53 @@ def usage_at_end(tail: bytes) -> Usage | None:
     >>> usage_at_end(b'..."timings":{"cache_n":236,"prompt_n":1,"predicted_n":35}}')
     Usage(prompt_tokens=237, output_tokens=35, cached_tokens=236)
     """
-    at, told = tail.rfind(_USAGE), None
+    at, told = _last_usage(tail), None
     if at >= 0:
         told = _plain_usage(tail, at + len(_USAGE)) or read_usage(_object(tail, at + len(_USAGE)))
         if told is not None and told.cached_tokens is not None:
             return told
-    timings = tail.rfind(_TIMINGS)
-    if timings < 0 or timings < at - TIMINGS_BYTES:
-        return told
-    return _with_timings(told, _object(tail, timings + len(_TIMINGS)))
+    near = tail[at - TIMINGS_BYTES :] if at > TIMINGS_BYTES else tail
+    _, name, timings = near.rpartition(_TIMINGS)
+    return _with_timings(told, _object(timings, 0)) if name else told
 
 
-def _plain_usage(text: bytes, at: int) -> Usage | None:
-    """The usage object that follows its name, which ends at ``at``; None if it must be parsed as any JSON.
+def _last_usage(text: bytes) -> int:
+    """Where the last ``_USAGE`` begins; -1: nowhere.
+
+    It is mostly near the end; there bytes are looked at one by one: compiled, that costs half of a call.
+    """
+    at: i64 = len(text) - len(_USAGE)
+    stop: i64 = max(0, at - USUAL_BYTES)
+    while at >= stop:
+        if text[at] == _QUOTE and text[at + 1] == _U and text[at : at + len(_USAGE)] == _USAGE:
+            return at
+        at -= 1
+    return text.rfind(_USAGE)
+
+
+def _plain_usage(text: bytes, start: int) -> Usage | None:
+    """The usage object that follows its name, which ends at ``start``; None if it must be parsed as any JSON.
 
     It need not where there are but names, whole numbers, nulls and one level of objects of these, as engines
     write it: that costs a third.
     """
-    stop = min(len(text), at + MAX_USAGE_BYTES)
+    at: i64 = start
+    stop: i64 = min(len(text), at + MAX_USAGE_BYTES)
+    number: i64
+    byte: i64
     prompt: int | None = None
     output: int | None = None
     cached: int | None = None
     name = outer = b""
-    depth = 0
+    depth: i64 = 0
     while at < stop:
         byte = text[at]
         if byte == _QUOTE and depth:
-            start = at = at + 1
+            opened: i64 = at + 1
+            at = opened
             while at < stop and text[at] != _QUOTE:
                 at += 1
-            name = text[start:at]
+            name = text[opened:at]
             at += 1
             if at >= stop or text[at] != _COLON:
                 break
