@@ -17,7 +17,6 @@ from router.routing.in_flight import Usage
 
 MARKED_PATHS: Final = frozenset({b"/v1/chat/completions", b"/v1/completions", *FORMS})
 """Streams from there say that they are complete."""
-_NO_BODY_STATUSES: Final = frozenset({204, 304})
 
 
 class Answer:
@@ -68,7 +67,7 @@ class Answer:
         """The replica's connection may be used again."""
         self.needs_close = False
         """Only the close tells the client where the body ends."""
-        if head.content_length == 0 or method == b"HEAD" or head.status in _NO_BODY_STATUSES:
+        if head.content_length == 0 or method == b"HEAD" or head.status in (204, 304):
             self._framing = NoBody()
         elif head.chunked:
             self._framing = ChunkedBody()
@@ -96,7 +95,9 @@ class Answer:
     def _readable(self) -> bool:
         return 200 <= self.status < 300 and not self._head.encoded
 
-    def head_bytes(self, *, http10: bool, keep_alive: bool, extra: bytes, cors: bytes = b"") -> bytes:
+    def head_bytes(
+        self, *, http10: bool, keep_alive: bool, request_id: bytes, extra: bytes = b"", cors: bytes = b""
+    ) -> bytes:
         """The head for the client. ``extra``: the router's own lines, each ended by CRLF.
 
         ``cors``: what it says of origins, instead of what the replica does.
@@ -104,10 +105,8 @@ class Answer:
         head = self._head
         if self._chunk_again or (self._raw and isinstance(self._framing, ChunkedBody)):
             framing = b"transfer-encoding: chunked\r\n"
-        elif head.content_length is not None and head.status != 204:
-            framing = b"content-length: %d\r\n" % head.content_length
         else:
-            framing = b""
+            framing = head.length_line
         if not keep_alive:
             framing += b"connection: close\r\n"
         elif http10:
@@ -115,8 +114,9 @@ class Answer:
         if head.event_stream:
             framing += b"x-accel-buffering: no\r\n"
         if cors:
-            return b"%b%b%b%b\r\n" % (without_cors(head.opening), framing, extra, cors)
-        return b"%b%b%b\r\n" % (head.opening, framing, extra)
+            extra += cors
+        opening = without_cors(head.opening) if cors else head.opening
+        return b"%b%bx-request-id: %b\r\n%b\r\n" % (opening, framing, request_id, extra)
 
     def take_whole(self, data: bytes, start: int) -> bytes | None:
         """The body, if it has a length and ``data[start:]`` is exactly it; else None, and ``take`` it."""

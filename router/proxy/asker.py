@@ -19,7 +19,7 @@ class Asker:
         self.settings = settings
 
     def request(self, pool: "ReplicaPool") -> tuple[bytes, bytes]:
-        """Head and body for the replica of ``pool``."""
+        """What the replica of ``pool`` gets: the head, a short body with it, and then what is left."""
         raise NotImplementedError
 
     def connect_failed(self, why: str, *, own: bool) -> None:

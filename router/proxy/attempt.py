@@ -55,8 +55,8 @@ class Attempt(Booked):
         self.connection = connection
         asker = self._asker
         assert asker is not None
-        head, body = asker.request(connection.pool)
-        connection.send(asker, head, body)
+        first, rest = asker.request(connection.pool)
+        connection.send(asker, first, rest)
 
     def connected(self, connection: ReplicaConnection) -> None:
         """The pool made a connection."""

@@ -24,6 +24,7 @@ from router.proxy.router_error import (
     RouterError,
     error_answer,
 )
+from router.proxy.service import Service
 from router.proxy.settings import ProxySettings
 from router.proxy.tenancy import Caller
 
@@ -68,6 +69,7 @@ class ClientConnection(asyncio.Protocol):
         "_reader",
         "_reading_paused",
         "_receiving",
+        "_service",
         "_since",
         "_turn_waits",
         "_unwritten",
@@ -80,6 +82,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, plane: "DataPlane") -> None:
         self._plane = plane
+        self._service: Service = plane.service
         self.transport: asyncio.Transport
         self.exchange: Exchange | None = None
         """The request being served by a replica."""
@@ -113,7 +116,7 @@ class ClientConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(WRITE_HIGH_BYTES)
         if not self._plane.client_opened(self):
-            self._refuse(TOO_MANY_CONNECTIONS.at(self._plane.service.settings.client_connections))
+            self._refuse(TOO_MANY_CONNECTIONS.at(self._service.settings.client_connections))
 
     def data_received(self, data: bytes) -> None:
         phase = self._phase
@@ -163,7 +166,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._pumping = True
         reader = self._reader
-        settings = self._plane.service.settings
+        settings = self._service.settings
         begun = 0
         try:
             while reader.buffer and self._phase is Phase.READING and not self.write_paused:
@@ -227,7 +230,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _count_receiving(self, unfinished: int, limit: int) -> None:
         """An unfinished body has so many bytes. Raises ``ClientError`` over the ``limit`` of all clients."""
-        counters, arriving = self._plane.service.counters, self._arriving
+        counters, arriving = self._service.counters, self._arriving
         more = unfinished - self._receiving
         self._receiving = unfinished
         counters.receiving_bytes += more
@@ -254,7 +257,7 @@ class ClientConnection(asyncio.Protocol):
         raise ClientError(error)
 
     def _serve(self, head: RequestHead, body: bytes) -> None:
-        service = self._plane.service
+        service = self._service
         self.keep_alive = head.keep_alive and not service.shutting_down
         request_id = head.request_id or service.new_request_id()
         forwarding = self._forwarding
@@ -292,8 +295,7 @@ class ClientConnection(asyncio.Protocol):
         return b"" if self._forwarding is None else self._forwarding.cors_lines
 
     def _forward(self, head: RequestHead) -> Forwarding:
-        plane = self._plane
-        self._forwarding = plane.last_forwarding.of(head, plane.service.settings, self.transport)
+        self._forwarding = self._plane.last_forwarding.of(head, self._service.settings, self.transport)
         return self._forwarding
 
     def _check_key(self, head: RequestHead) -> None:
@@ -301,7 +303,7 @@ class ClientConnection(asyncio.Protocol):
 
         Raises ``ClientError``.
         """
-        settings, forwarding = self._plane.service.settings, self._forwarding
+        settings, forwarding = self._service.settings, self._forwarding
         if not settings.keys and settings.tenancy is None:
             return
         if forwarding is None or forwarding.head is not head or forwarding.settings is not settings:
@@ -318,7 +320,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _turn_away(self, error: RouterError, request_id: str, head: RequestHead) -> None:
         """The whole request came, and is not served."""
-        service = self._plane.service
+        service = self._service
         service.count_error(error)
         service.count_request("", error.status)
         head_only = head.method == b"HEAD"
@@ -383,7 +385,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _refuse(self, error: RouterError) -> None:
         """What came is not a request that can be served; nothing after it can be trusted."""
-        service = self._plane.service
+        service = self._service
         self._arrived()
         service.count_error(error)
         service.count_request("", error.status)

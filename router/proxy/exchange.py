@@ -5,7 +5,7 @@ plane's sweep looks at its limits. ``submission.py`` has it until the fleet has,
 has an answer for the client, then ``relay.py``. Whatever happens, ``end`` runs exactly once.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from router.proxy.admission import CLIENT_LEFT, Admission
 from router.proxy.booked import booked_beside
@@ -14,7 +14,7 @@ from router.proxy.prefill_step import PrefillStep
 from router.proxy.relay import Relay
 from router.proxy.replica_connection import ReplicaConnection
 from router.proxy.replica_pool import ReplicaPool
-from router.proxy.request_head import RequestHead, last_lines
+from router.proxy.request_head import BODILESS, RequestHead
 from router.proxy.response_head import ResponseHead
 from router.proxy.router_error import (
     HOLD_TIMEOUT,
@@ -35,6 +35,10 @@ from router.routing.kv_route import KvPull, Step
 if TYPE_CHECKING:
     from router.proxy.client_connection import ClientConnection
     from router.proxy.tracing import Trace
+
+
+SHORT_BODY_BYTES: Final = 16 * 1024
+"""So much of a body is copied behind its head, to be written with it."""
 
 
 class Exchange(Submission):
@@ -119,21 +123,36 @@ class Exchange(Submission):
         self.tries = tries
         tries.begin(now)
 
-    def head_for(self, pool: ReplicaPool, body: bytes, more: bytes = b"") -> bytes:
-        """The head of a request with ``body``: with the replica's key, or the client's if that is passed on.
+    def message(self, pool: ReplicaPool, body: bytes, more: bytes = b"") -> tuple[bytes, bytes]:
+        """A request with ``body``, in the two pieces of ``Asker.request``.
 
-        ``more``: lines of the router's own.
+        With the replica's key, or the client's if that is passed on. ``more``: lines of the router's own.
         """
-        head = self.head
-        return b"%b %b HTTP/1.1\r\n%b%b%b%b%b" % (
+        head, keys, lines = self.head, pool.key_line or self._client_keys, self._lines
+        if not body and head.method in BODILESS:
+            first = b"%b %b HTTP/1.1\r\n%b%b%b%bx-request-id: %b\r\n\r\n" % (
+                head.method,
+                head.target,
+                pool.host_line,
+                keys,
+                lines,
+                more,
+                self.request_id,
+            )
+            return first, b""
+        short, rest = (body, b"") if len(body) <= SHORT_BODY_BYTES else (b"", body)
+        first = b"%b %b HTTP/1.1\r\n%b%b%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (
             head.method,
             head.target,
             pool.host_line,
-            pool.key_line or self._client_keys,
-            self._lines,
+            keys,
+            lines,
             more,
-            last_lines(head, self.request_id, len(body)),
+            self.request_id,
+            len(body),
+            short,
         )
+        return first, rest
 
     def body_for(self, pool: ReplicaPool) -> bytes:
         """The client's body, with the tenant's cache salt if the replica takes it."""

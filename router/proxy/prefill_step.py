@@ -98,7 +98,7 @@ class PrefillStep(Asker):
         """The client's head, with a body that asks for one token."""
         exchange = self._exchange
         body = prefill_body(exchange.body_for(pool), kv_params=self.replica.spec.kv_pull is KvPull.VLLM)
-        return exchange.head_for(pool, body), body
+        return exchange.message(pool, body)
 
     def connect_failed(self, why: str, *, own: bool) -> None:
         """The attempt could make no connection. ``own``: because this process had no socket for it."""

@@ -52,15 +52,13 @@ class Relay:
     def begin(self, connection: ReplicaConnection, data: bytes, start: int, now: float) -> None:
         """Pass the head on, and what there is of the body: ``data[start:]``. Raises ``FramingError``."""
         exchange, answer, client = self._exchange, self._answer, self._client
-        extra = b"x-request-id: %b\r\n" % exchange.request_id
-        if exchange.settings.expose_routing:
-            extra += _routing_lines(self._attempt)
         if answer.needs_close:
             client.keep_alive = False
         out = answer.head_bytes(
             http10=exchange.head.http10,
             keep_alive=client.keep_alive,
-            extra=extra,
+            request_id=exchange.request_id,
+            extra=_routing_lines(self._attempt) if exchange.settings.expose_routing else b"",
             cors=exchange.cors_lines,
         )
         whole = answer.take_whole(data, start)

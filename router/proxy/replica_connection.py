@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, cast
 
 from router.proxy.asker import Asker
 from router.proxy.body_framing import FramingError
-from router.proxy.response_head import GarbageError
+from router.proxy.response_head import GarbageError, ResponseHead
 
 if TYPE_CHECKING:
     from router.proxy.replica_pool import ReplicaPool
@@ -90,15 +90,13 @@ class ReplicaConnection(asyncio.Protocol):
 
     # --- from who asks ------------------------------------------------------------------------
 
-    def send(self, asker: Asker, head: bytes, body: bytes) -> None:
-        """Write the request; what comes back is told to ``asker``."""
+    def send(self, asker: Asker, first: bytes, rest: bytes) -> None:
+        """Write the request, in two pieces (``Asker.request``); what comes back is told to ``asker``."""
         self.asker = asker
         self._body = False
-        if len(body) <= 16_384:
-            self.transport.write(head + body)
-        else:
-            self.transport.write(head)
-            self.transport.write(body)
+        self.transport.write(first)
+        if rest:
+            self.transport.write(rest)
 
     def hold(self) -> None:
         """Stop here: the answer may or may not be wanted."""
@@ -149,10 +147,12 @@ class ReplicaConnection(asyncio.Protocol):
         buffer, start = self._buffer, 0
         if buffer:
             data = buffer + data
-        end = self.pool.known_head_bytes(data)
+        known = self.pool.known_head(data)
+        if known is not None and known.status >= 200:
+            self._began(asker, known, data, known.size)
+            return
         while True:
-            if not end:
-                end = data.find(b"\r\n\r\n", max(start, len(buffer) - 3)) + 4
+            end = data.find(b"\r\n\r\n", max(start, len(buffer) - 3)) + 4
             if end < 4:
                 self._buffer = data = data[start:] if start else data
                 if len(data) > MAX_HEAD_BYTES or not _may_be_head(data):
@@ -165,12 +165,16 @@ class ReplicaConnection(asyncio.Protocol):
                 return
             if head.status >= 200:
                 break
-            start, end = end, 0  # 100 Continue, 103 Early Hints: not for the client
+            start = end  # 100 Continue, 103 Early Hints: not for the client
             self.reused = False  # and whoever sends them has seen the request
+        self._began(asker, head, data, end)
+
+    def _began(self, asker: Asker, head: ResponseHead, data: bytes, start: int) -> None:
+        """The whole head is here, and in ``data[start:]`` some of the body."""
         self._buffer = b""
         self._body = True
         try:
-            asker.answer_began(self, head, data, end)
+            asker.answer_began(self, head, data, start)
         except FramingError:
             asker.replica_garbled()
 

@@ -1,7 +1,6 @@
 """The connections to one replica: as many as there are requests, the idle ones reused last in, first out."""
 
 import asyncio
-from collections import deque
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -59,7 +58,8 @@ class ReplicaPool:
         self._last_raw = b""
         self._last_head: ResponseHead | None = None
         """The one read last, and its bytes."""
-        self._idle: deque[ReplicaConnection] = deque()
+        self._idle: list[ReplicaConnection] = []
+        """The one that became idle last is the last."""
         self._open: set[ReplicaConnection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
 
@@ -122,11 +122,10 @@ class ReplicaPool:
             if not taken:
                 connection.abandon()
 
-    def known_head_bytes(self, data: bytes) -> int:
-        """Bytes of the head that ``data`` begins with, if that is the one ``read_head`` read last; else 0."""
-        raw = self._last_raw
-        size = len(raw)
-        return size if size and data[:size] == raw else 0
+    def known_head(self, data: bytes) -> ResponseHead | None:
+        """The head that ``data`` begins with, if that is the one ``read_head`` read last."""
+        head = self._last_head
+        return head if head is not None and data.startswith(self._last_raw) else None
 
     def read_head(self, head: bytes) -> ResponseHead:
         """The answer in ``head``, which is whole. Raises ``GarbageError``."""
@@ -157,8 +156,11 @@ class ReplicaPool:
     def sweep(self, not_idle_before: float) -> None:
         """Close what has been idle since before then."""
         idle = self._idle
-        while idle and (idle[0].idle_since < not_idle_before or not idle[0].usable):
-            idle.popleft().close()
+        old = 0
+        while old < len(idle) and (idle[old].idle_since < not_idle_before or not idle[old].usable):
+            idle[old].close()
+            old += 1
+        del idle[:old]
 
     def close(self) -> None:
         """No more requests come: close the idle connections now, those in use when given back."""

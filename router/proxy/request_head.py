@@ -75,7 +75,8 @@ READ_HEADERS = STEERING_HEADERS | frozenset(
     }
 )
 CLIENT_KEYS = (b"authorization", b"api-key", b"x-api-key")
-_NO_BODY_METHODS: Final = frozenset({b"GET", b"HEAD", b"DELETE", b"OPTIONS"})
+BODILESS: Final = frozenset({b"GET", b"HEAD", b"DELETE", b"OPTIONS"})
+"""Methods whose requests mostly have no body: without one they need not tell its length."""
 _FRAMING = frozenset({b"content-length", b"host", b"transfer-encoding"})
 """Never hop-by-hop, whatever Connection says."""
 _HOST = re.compile(rb"(?:\[[0-9A-Za-z:.%_~-]+\]|[0-9A-Za-z\-._~%!$&'()*+;=]*)(?::[0-9]*)?").fullmatch
@@ -266,13 +267,6 @@ def client_keys(request: RequestHead) -> bytes:
     """The lines that hold the client's own keys, for replicas that may see them."""
     found = request.found
     return b"".join(b"%b: %b\r\n" % (name, found[name]) for name in CLIENT_KEYS if name in found)
-
-
-def last_lines(request: RequestHead, request_id: bytes, body_bytes: int) -> bytes:
-    """What ends a forwarded head: id, length, and the empty line."""
-    if not body_bytes and request.method in _NO_BODY_METHODS:
-        return b"x-request-id: %b\r\n\r\n" % request_id
-    return b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (request_id, body_bytes)
 
 
 def has_dot_segments(path: bytes) -> bool:

@@ -1,13 +1,16 @@
 """Bytes from one client, cut anywhere -> whole requests, one at a time."""
 
 from enum import Enum, auto
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from httptools import HttpRequestParser
 
 from router.proxy.body_framing import ChunkedBody, Framing, FramingError, LengthBody
 from router.proxy.request_head import ClientError, RequestHead, check_partial_head, read_request_head
 from router.proxy.router_error import BAD_REQUEST, BODY_TOO_LARGE, HEADERS_TOO_LARGE
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64  # compiled, a number of 64 bits in a register; else an int like any other
 
 MAX_LENGTH_DIGITS: Final = 15
 MOST_KNOWN_HEAD_BYTES: Final = 8 * 1024
@@ -72,9 +75,11 @@ class RequestReader:
         "_head",
         "_known",
         "_last",
+        "_length",
         "_partial",
         "_payload",
         "_payload_bytes",
+        "_start",
         "buffer",
         "expecting",
         "turn_over",
@@ -91,6 +96,10 @@ class RequestReader:
         self.turn_over = False
         """``next_request`` found no whole request, but has not looked at all of the buffer."""
         self._head: RequestHead | None = None
+        self._length = 0
+        """Bytes of the body of the head that was read last, where it has a length."""
+        self._start = 0
+        """Where in the buffer that body begins."""
         self._body: Framing | None = None
         self._first: bytes | memoryview = b""
         """What came of a long body with its head."""
@@ -124,10 +133,10 @@ class RequestReader:
         head = self._head
         if head is not None:
             return self._read_body(head, body_limit)
-        read = self._read_known_head(header_limit) or self._read_head(header_limit)
-        if read is None:
+        head = self._read_known_head(header_limit) or self._read_head(header_limit)
+        if head is None:
             return None
-        head, length, start = read
+        length, start = self._length, self._start
         if head.chunked:
             self.buffer = self.buffer[start:]
             self._begin_body(head, ChunkedBody())
@@ -152,30 +161,35 @@ class RequestReader:
         self.wants_continue = False
         return None
 
-    def _read_known_head(self, limit: int) -> tuple[RequestHead, int, int] | None:
+    def _read_known_head(self, limit: int) -> RequestHead | None:
         """The head, if it is the last one again with perhaps another length; else as ``_read_head``."""
         known, buffer = self._known, self.buffer
         if known is None or self._fed:
             return None
         before, after = known.before, known.after
-        start = len(before)
-        if buffer[:start] != before or start > limit:
+        start: i64 = len(before)
+        if not buffer.startswith(before) or start > limit:
             return None
         if after is None:
-            return known.head, 0, start
-        length, end = 0, start
-        for byte in buffer[start : start + MAX_LENGTH_DIGITS]:
+            self._length, self._start = 0, start
+            return known.head
+        length: i64 = 0
+        end: i64 = start
+        most: i64 = min(len(buffer), start + MAX_LENGTH_DIGITS)
+        while end < most:
+            byte: i64 = buffer[end]
             if not 0x30 <= byte <= 0x39:
                 break
             length = 10 * length + byte - 0x30
             end += 1
-        stop = end + len(after)
+        stop: i64 = end + len(after)
         if end == start or buffer[end:stop] != after or stop > limit:
             return None
-        return known.head, length, stop
+        self._length, self._start = length, stop
+        return known.head
 
-    def _read_head(self, limit: int) -> tuple[RequestHead, int, int] | None:
-        """The head, its body's bytes, and where the body begins in the buffer; None if more is needed."""
+    def _read_head(self, limit: int) -> RequestHead | None:
+        """The head, with ``_length`` and ``_start`` of its body; None if more is needed."""
         if not self._fed and self.buffer.startswith(b"\r\n"):
             self._skip_blank_lines()
         buffer = self.buffer
@@ -193,7 +207,8 @@ class RequestReader:
         self._known = known_head(raw, head, length)
         if self._last is not None:
             self._last.known = self._known
-        return head, length, end
+        self._length, self._start = length, end
+        return head
 
     def _skip_blank_lines(self) -> None:
         """RFC 9112, 2.2: some clients end a body so."""

@@ -37,8 +37,10 @@ class ResponseHead:
         "encoded",
         "event_stream",
         "keep_alive",
+        "length_line",
         "opening",
         "retry_after",
+        "size",
         "status",
     )
 
@@ -46,7 +48,11 @@ class ResponseHead:
         self.status = status
         self.opening = b""
         """Status line and the lines that are passed on, as the client gets them."""
+        self.size = 0
+        """Bytes of the head itself."""
         self.content_length: int | None = None
+        self.length_line = b""
+        """What says so to the client; empty where there is none."""
         self.chunked = False
         self.keep_alive = True
         """The connection may serve another request after this answer."""
@@ -78,6 +84,7 @@ def read_response_head(head: bytes) -> ResponseHead:
     if version not in (b"HTTP/1.1", b"HTTP/1.0") or status < 100 or b"\0" in first:
         raise GarbageError("status line")
     answer = ResponseHead(status)
+    answer.size = len(head)
     kept: list[bytes] = []
     connection = coding = None
     for line in lines[1:-2]:
@@ -97,6 +104,8 @@ def read_response_head(head: bytes) -> ResponseHead:
             if not value.isdigit() or len(value) > MAX_LENGTH_DIGITS:
                 raise GarbageError("content-length")
             answer.content_length = int(value)
+            if status != 204:
+                answer.length_line = b"content-length: %d\r\n" % answer.content_length
         elif name == b"transfer-encoding":
             coding = value if coding is None else coding + b", " + value
         elif name == b"connection":

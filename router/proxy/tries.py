@@ -95,7 +95,7 @@ class Tries(Asker):
     # --- what the replica does -------------------------------------------------------------------
 
     def request(self, pool: ReplicaPool) -> tuple[bytes, bytes]:
-        """Head and body for the replica of ``pool``; with where its KV can be had, if it is to pull."""
+        """See ``Asker``; with where the replica's KV can be had, if it is to pull."""
         exchange, decision = self._exchange, self.attempt.decision
         body, source = exchange.body_for(pool), b""
         if decision.route is not None and decision.route.step is Step.PULL:
@@ -106,7 +106,7 @@ class Tries(Asker):
                 named = self._service.kv_source(decision)
                 if named is not None:
                     source = b"%b: %b\r\n" % (named[0].encode(), named[1].encode())
-        return exchange.head_for(pool, body, source), body
+        return exchange.message(pool, body, source)
 
     def connect_failed(self, why: str, *, own: bool) -> None:
         """The attempt could make no connection. ``own``: because this process had no socket for it."""
