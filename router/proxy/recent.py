@@ -1,12 +1,13 @@
 """The last decisions, and what became of them: for people who watch. Bounded, gone with the router."""
 
 from collections import deque
+from typing import Final
 
 from router.routing.decision import Decision
 from router.routing.prompt_blocks import UNREADABLE, Prompt
 
-KEPT = 256
-LONGEST_MODEL = 256
+KEPT: Final = 256
+LONGEST_MODEL: Final = 256
 """Characters. A prompt whose model's name is longer is not kept: clients write what they like there."""
 
 

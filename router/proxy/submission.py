@@ -145,7 +145,6 @@ class Submission:
             self.refuse(refusal)
             return
         fleet = service.fleet
-        asks = head.method == b"POST" and head.path in SPLIT_PATHS
         try:
             outcome = fleet.submit(
                 prompt,
@@ -154,7 +153,7 @@ class Submission:
                 policy=head.policy,
                 context=self,
                 within=self.within,
-                two_steps=asks and self.may_split and splittable(body),
+                two_steps=self.may_split and _asks(head) and splittable(body),
             )
         except NoReplica as error:
             self.refuse(MODEL_NOT_FOUND if error.why == "unknown_model" else NO_REPLICA)
@@ -249,3 +248,8 @@ class Submission:
     def failed_inside(self) -> None:
         """A fault of the router's own was raised while it worked on this request."""
         raise NotImplementedError
+
+
+def _asks(head: RequestHead) -> bool:
+    """Whether it is a request for a completion."""
+    return head.method == b"POST" and head.path in SPLIT_PATHS

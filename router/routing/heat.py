@@ -44,7 +44,10 @@ class Heat:
 
     def demand(self, key: int, now: float) -> float:
         """Prefill seconds per second that requests after the prefix need, all holders together."""
-        work, at = self._prefixes.get(key, (0.0, now))
+        known = self._prefixes.get(key)
+        if known is None:
+            return 0.0
+        work, at = known
         return work * exp((at - now) / self._window_s) / self._window_s
 
     def price_share(self, key: int, holders: int, spare: float, now: float) -> float:

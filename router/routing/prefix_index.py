@@ -129,10 +129,12 @@ class PrefixIndex:
             return
         bit = self._bits[replica]
         space = self._nobodys
-        if tenant is not None or replica not in space.rings:
+        ring = space.rings.get(replica) if tenant is None else None
+        if ring is None:
             known = self._root.children.get(keys[0])
             space = self._spaces.entered(replica, None if known is None else known.space, tenant)
-        above = space.rings[replica]  # its holds on the path stand below each other, from the newest down
+            ring = space.rings[replica]
+        above = ring  # its holds on the path stand below each other, from the newest down
         top = bottom = above  # what stands so already and moves there together; nothing where it is ``above``
         node, depth = self._root, 0
         while depth < length:
