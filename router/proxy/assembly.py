@@ -46,6 +46,8 @@ from router.tenants_file import read_tenants
 log = logging.getLogger("warmroute")
 
 LOOPBACK = ("127.", "localhost:", "[::1]:", "unix:")
+COLLECT_AFTER = (5_000, 5, 10)
+"""Thresholds of the garbage collector, instead of 700, 10 and 10."""
 
 
 class Router:
@@ -296,9 +298,13 @@ def _warn_of_unfair_turns(config: RouterConfig) -> None:
 
 
 def settle_garbage() -> None:
-    """What was made at the start stays: no later collection looks at it again, some 20 ms each time."""
+    """What was made at the start stays: no later collection looks at it again, some 20 ms each time.
+
+    Nor do requests in flight set one off all the time: each is a dozen objects, none of them garbage.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
 
 
 async def _serve(

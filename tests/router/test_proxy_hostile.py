@@ -154,9 +154,18 @@ def test_requests_that_the_router_answers_itself_are_not_hoarded() -> None:
 def test_what_was_made_at_the_start_is_not_collected_again_and_again() -> None:
     """A body of 350,000 empty lists sets off full collections; each looked at every module's objects."""
     assert gc.get_freeze_count() == 0
-    before = len(gc.get_objects())
+    before, thresholds = len(gc.get_objects()), gc.get_threshold()
     try:
         settle_garbage()
         assert gc.get_freeze_count() > before / 2 and len(gc.get_objects()) < before / 10
+        counted = _collections()
+        waiting: list[list[int]] = [[] for _ in range(4_000)]
+        assert _collections() == counted, "set off by what 300 requests in flight are made of"
+        del waiting
     finally:
         gc.unfreeze()
+        gc.set_threshold(*thresholds)
+
+
+def _collections() -> int:
+    return sum(generation["collections"] for generation in gc.get_stats())
