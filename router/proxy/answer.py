@@ -6,6 +6,8 @@ they re-framed: chunks are taken apart for HTTP/1.0, and an answer that ends at 
 
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from router.proxy.body_framing import ChunkedBody, Framing, LengthBody, NoBody, UntilCloseBody
 from router.proxy.cors import without_cors
 from router.proxy.response_head import ResponseHead
@@ -19,6 +21,7 @@ MARKED_PATHS: Final = frozenset({b"/v1/chat/completions", b"/v1/completions", *F
 """Streams from there say that they are complete."""
 
 
+@mypyc_attr(acyclic=True, free_list_len=1)
 class Answer:
     """One answer. ``take`` what the replica sends; ``broken_off`` or ``closed`` when it stops."""
 

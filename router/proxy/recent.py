@@ -3,6 +3,8 @@
 from collections import deque
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from router.routing.decision import Decision
 from router.routing.prompt_blocks import UNREADABLE, Prompt
 
@@ -11,6 +13,7 @@ LONGEST_MODEL: Final = 256
 """Characters. A prompt whose model's name is longer is not kept: clients write what they like there."""
 
 
+@mypyc_attr(acyclic=True)
 class RecentDecision:
     """One try of one request."""
 

@@ -3,6 +3,8 @@
 from enum import StrEnum
 from typing import NamedTuple
 
+from mypy_extensions import mypyc_attr
+
 from router.routing.kv_route import KvRoute
 
 
@@ -30,6 +32,7 @@ class Reason(StrEnum):
     """An earlier replica failed before its first byte."""
 
 
+@mypyc_attr(acyclic=True)
 class Decision:
     """The replica chosen for one request. Times are seconds and are predictions. Never changed.
 

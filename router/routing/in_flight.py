@@ -1,5 +1,7 @@
 """One request on one replica, from dispatch to its last byte; and what the replica said it used."""
 
+from mypy_extensions import mypyc_attr
+
 from router.routing.decision import Decision
 from router.routing.exact_index import Expectation
 from router.routing.kv_route import KvPull, Step
@@ -9,6 +11,7 @@ from router.routing.prompt_blocks import Prompt
 from router.routing.replica_state import ReplicaState
 
 
+@mypyc_attr(acyclic=True, free_list_len=1)
 class Usage:
     """What a replica reported about a finished request; ``None`` is "not told". Never changed."""
 

@@ -3,6 +3,8 @@
 from math import exp
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 UTILIZATION_WINDOW_S: Final = 60.0
 UTILIZATION_REFRESH_S: Final = 0.25
 MAX_UTILIZATION: Final = 0.95
@@ -20,6 +22,7 @@ class Speed:
         """Learned prefill time over the prior's."""
 
 
+@mypyc_attr(acyclic=True)
 class Booking:
     """One request's reservation. Owned by the ledger that made it."""
 

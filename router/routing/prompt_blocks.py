@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 import xxhash
+from mypy_extensions import mypyc_attr
 
 from router.routing.control_fields import MAY_SET_CONTROLS, control_fields
 from router.routing.flat_request import TokenIds
@@ -103,6 +104,7 @@ class UniformLayout(BlockLayout):
 TEXT_LAYOUT: Final = TextLayout()
 
 
+@mypyc_attr(acyclic=True)
 class Prompt:
     """What the router knows of one request before it chooses.
 

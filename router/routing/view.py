@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Final, Protocol, overload
 
+from mypy_extensions import mypyc_attr
+
 from router.routing.decision import Assessment, Decision
 from router.routing.prompt_blocks import Prompt
 from router.routing.replica_state import ReplicaState
@@ -42,6 +44,7 @@ class MatchedTokens(Sequence[int]):
         return 0
 
 
+@mypyc_attr(acyclic=True, free_list_len=1)
 class RoutingRequest:
     """One request as a policy sees it, with the fleet-wide figures the prices are made from."""
 
