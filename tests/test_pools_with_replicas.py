@@ -17,6 +17,8 @@ PEERS = {
         "peers": {"secret": SECRET, "router_key": ROUTER_KEY, "listen": "127.0.0.1:0"},
     },
 }
+PULLS = {"kv_pull": "warmroute", "transfer": {"fixed_ms": 0, "us_per_token": 0.01}}
+"""However fast this machine computes a prompt, moving it is said to be quicker."""
 
 
 def body(text: str, **more: Any) -> dict[str, Any]:
@@ -48,7 +50,7 @@ def router(replicas: list[tuple[Running, dict[str, Any]]]) -> DataPlane:
 def test_a_prefill_pool_and_a_decode_pool() -> None:
     async def main() -> None:
         async with replica(**PEERS) as prefill, replica(**PEERS) as decode, replica(**PEERS) as alone:
-            pulls = {"role": "decode", "kv_pull": "warmroute"}
+            pulls = {"role": "decode"} | PULLS
             plane = router([(prefill, {"role": "prefill"}), (decode, pulls)])
             await plane.start()
             url = f"http://{plane.address}/v1/completions"
@@ -84,7 +86,7 @@ def test_the_prefill_pools_peer_port_is_dead() -> None:
         async with replica(**PEERS) as prefill, replica(**PEERS) as decode:
             assert prefill.peers is not None
             await prefill.peers.stop()
-            pulls = {"role": "decode", "kv_pull": "warmroute"}
+            pulls = {"role": "decode"} | PULLS
             plane = router([(prefill, {"role": "prefill"}), (decode, pulls)])
             await plane.start()
             asked = body("Nobody gives this away. " * 30)
@@ -100,7 +102,7 @@ def test_the_prefill_pools_peer_port_is_dead() -> None:
 def test_without_roles_a_prefix_is_pulled_from_the_replica_that_has_no_room() -> None:
     async def main() -> None:
         async with replica(**PEERS) as first, replica(**PEERS) as second:
-            plane = router([(first, {"kv_pull": "warmroute"}), (second, {"kv_pull": "warmroute"})])
+            plane = router([(first, PULLS), (second, PULLS)])
             await plane.start()
             url = f"http://{plane.address}/v1/completions"
             asked = body("A prefix that only one replica holds. " * 20)

@@ -119,13 +119,26 @@ def demo_plan(args: argparse.Namespace) -> DemoPlan:
 
 
 async def _until_signalled(plan: DemoPlan, folder: Path, view: View) -> DemoOutcome:
-    """The demo; SIGTERM and SIGHUP cancel it as Ctrl-C does."""
+    """The demo; a signal cancels it. Raises ``CancelledError`` after one, whatever else it brought about."""
     task = asyncio.current_task()
     assert task is not None
-    loop = asyncio.get_running_loop()
-    for sig in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(sig, task.cancel)
-    return await run_demo(plan, folder, view)
+    loop, signalled = asyncio.get_running_loop(), asyncio.Event()
+
+    def on_signal() -> None:
+        signalled.set()
+        task.cancel()
+
+    for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(sig, on_signal)
+    try:
+        outcome = await run_demo(plan, folder, view)
+    except ChildError:
+        if signalled.is_set():
+            raise asyncio.CancelledError from None
+        raise
+    if signalled.is_set():
+        raise asyncio.CancelledError
+    return outcome
 
 
 def _report(console: Console, outcome: DemoOutcome, took_s: float) -> None:

@@ -198,7 +198,9 @@ def test_a_replica_tells_of_a_block_when_it_is_computed_and_of_a_reset(form: str
                     assert (await post(running.url + "/v1/completions", salted))[0] == 200
                 assert (await post(running.url + "/v1/completions", body))[0] == 200  # all of it is cached
                 assert (await post(running.url + "/reset_prefix_cache", {}))[1] == {"success": True}
-                messages = await listener.replay(0)
+                async with asyncio.timeout(LIMIT_S):
+                    while len(messages := await listener.replay(0)) < 5:
+                        pass  # they are published behind the answers
             finally:
                 listener.close()
         batches = [decode(frames[3]) for frames in messages]

@@ -83,7 +83,7 @@ def test_a_signal_stops_everything(tmp_path: Path, sig: signal.Signals) -> None:
     assert len(left_over(tmp_path)) >= 4
     demo.send_signal(sig)
     _, err = demo.communicate(timeout=30)
-    assert demo.returncode == 130
+    assert demo.returncode == 130, err
     assert "interrupted" in err
     assert left_over(tmp_path) == []
 
