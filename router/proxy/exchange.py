@@ -128,28 +128,18 @@ class Exchange(Submission):
 
         With the replica's key, or the client's if that is passed on. ``more``: lines of the router's own.
         """
-        head, keys, lines = self.head, pool.key_line or self._client_keys, self._lines
-        if not body and head.method in BODILESS:
-            first = b"%b %b HTTP/1.1\r\n%b%b%b%bx-request-id: %b\r\n\r\n" % (
-                head.method,
-                head.target,
-                pool.host_line,
-                keys,
-                lines,
-                more,
-                self.request_id,
-            )
-            return first, b""
-        short, rest = (body, b"") if len(body) <= SHORT_BODY_BYTES else (b"", body)
-        first = b"%b %b HTTP/1.1\r\n%b%b%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (
+        head, size = self.head, len(body)
+        short, rest = (body, b"") if size <= SHORT_BODY_BYTES else (b"", body)
+        length = b"content-length: %d\r\n" % size if size or head.method not in BODILESS else b""
+        first = b"%b %b HTTP/1.1\r\n%b%b%b%bx-request-id: %b\r\n%b\r\n%b" % (
             head.method,
             head.target,
             pool.host_line,
-            keys,
-            lines,
+            pool.key_line or self._client_keys,
+            self._lines,
             more,
             self.request_id,
-            len(body),
+            length,
             short,
         )
         return first, rest
