@@ -16,6 +16,9 @@ SOURCES := router replica sim warmroute.py
 # Tests run in so many processes; some of them start several of their own.
 TEST_WORKERS ?= 2
 PYTEST := $(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile
+# Some tests measure time. One that failed while the machine was busy must pass alone, or make fails.
+FAILED_ALONE = { echo 'what failed runs once more, alone:' >&2; \
+  $(BIN)/pytest --last-failed --last-failed-no-failures none --maxfail 5; }
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
@@ -28,7 +31,7 @@ demo: $(VENV)/demo.stamp ## three replicas of a real small model, a router, two 
 	$(BIN)/warmroute demo $(DEMO_ARGS)
 
 test: $(VENV)/dev.stamp ## the whole test suite
-	$(PYTEST) tests router replica sim
+	$(PYTEST) tests router replica sim || $(FAILED_ALONE)
 
 lint: $(VENV)/dev.stamp ## format, style, types and import contracts
 	$(BIN)/ruff format --check .
@@ -46,7 +49,7 @@ pure: ## remove what make compile made: plain Python again
 	rm -rf ./*__mypyc*.so build
 
 test-compiled: compile ## the router's tests on what make compile made
-	$(PYTEST) tests/router tests/contract
+	$(PYTEST) tests/router tests/contract || $(FAILED_ALONE)
 
 load: $(VENV)/dev.stamp ## streaming chat, agent and RAG users against a router with tiny replicas, 20 seconds
 	$(BIN)/python -m tests.load.run_load $(LOAD_ARGS)

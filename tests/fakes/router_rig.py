@@ -20,7 +20,8 @@ from tests.fakes.fake_replica import FakeReplica
 from tests.fakes.proxy_rig import Asking, until
 from tests.fakes.raw_client import RawAnswer, RawClient
 
-QUICK_HEALTH = {"interval_s": 0.05, "timeout_s": 0.3, "backoff_s": 0.1}
+QUICK_HEALTH = {"interval_s": 0.05, "timeout_s": 2.0, "backoff_s": 0.1}
+"""Probes in quick succession; a machine that stands still for a second takes no replica out."""
 
 
 class RouterRig(Asking):

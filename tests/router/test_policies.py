@@ -266,12 +266,17 @@ def test_a_nearly_full_replica_is_dear_for_what_it_lacks_and_not_for_what_it_hol
 
 @given(case=fleets())
 @settings(deadline=None)
-def test_no_other_would_have_cost_less(case: Case) -> None:
+def test_no_other_would_have_cost_less_unless_it_is_idle_and_alike(case: Case) -> None:
     asked, candidates = case
     chooser = policy("predicted_finish")
-    decision = chooser.choose(asked, candidates)
+    chosen = chooser.choose(asked, candidates).replica
     rows = chooser.assess(asked, candidates)
-    assert rows[decision.replica].total_s == min(row.total_s for row in rows)
+    least = min(row.total_s for row in rows)
+    cheapest = [row for row in rows if row.total_s == least]
+    if rows[chosen] not in cheapest:
+        assert not candidates[chosen].ledger.in_flight and not candidates[cheapest[0].replica].ledger.in_flight
+        assert rows[chosen].matched_tokens == cheapest[0].matched_tokens
+        assert rows[chosen].total_s <= least * (1.0 + candidates[chosen].cost.doubt)
 
 
 @given(case=fleets())
