@@ -274,7 +274,8 @@ def test_no_other_would_have_cost_less_unless_it_is_idle_and_alike(case: Case) -
     least = min(row.total_s for row in rows)
     cheapest = [row for row in rows if row.total_s == least]
     if rows[chosen] not in cheapest:
-        assert not candidates[chosen].ledger.in_flight and not candidates[cheapest[0].replica].ledger.in_flight
+        assert not candidates[chosen].ledger.in_flight
+        assert not candidates[cheapest[0].replica].ledger.in_flight
         assert rows[chosen].matched_tokens == cheapest[0].matched_tokens
         assert rows[chosen].total_s <= least * (1.0 + candidates[chosen].cost.doubt)
 
