@@ -36,6 +36,7 @@ CARRIES = tuple(
         "entrance",
         "exchange",
         "forwarding",
+        "isolation",
         "own_routes",
         "prefill_request",
         "prefill_step",

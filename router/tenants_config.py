@@ -1,7 +1,7 @@
 """The keys under ``tenants:`` in the router's YAML, and those of each tenant."""
 
 from collections import Counter
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
@@ -72,6 +72,9 @@ class TenantsConfig(Section):
     """How often it is looked whether the file changed."""
     members: tuple[TenantConfig, ...] = ()
     """Tenants that are written here."""
+    isolation: Literal["strict", "warn"] = "strict"
+    """Where an engine reads no cache salt tenants would share its prefix cache. ``strict``: their requests go
+    to other replicas, or are refused; ``warn``: they go there, and the log says so."""
     index_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Of each replica's prefix index, what one tenant or group may fill."""
     routers: PositiveInt | None = None

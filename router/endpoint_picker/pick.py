@@ -97,7 +97,7 @@ class Pick(Submission):
         incoming.begin(message)
         self.head = incoming.head
         self.request_id = self.head.request_id or self.service.new_request_id()
-        self.within = self._endpoints.within(incoming.subset)
+        self.asked = self._endpoints.within(incoming.subset)
         caller, refusal = admitted(self.settings, self.head, routed=True)
         if caller is not None:
             self.admission = Admission(caller)
@@ -111,7 +111,7 @@ class Pick(Submission):
     @property
     def may_split(self) -> bool:
         """Where a sidecar runs both steps: Envoy asks one replica."""
-        return self.service.fleet.replicas.sidecars and self.within is None
+        return self.service.fleet.replicas.sidecars and self.asked is None
 
     def hold_began(self) -> None:
         """The request waits in the router."""
@@ -129,7 +129,9 @@ class Pick(Submission):
         route = flight.decision.route
         if route is not None and route.step is Step.PREFILL:
             try:
-                flight, beside = booked_beside(service, self.prompt, flight, now, head.session, head.policy)
+                flight, beside = booked_beside(
+                    service, self.prompt, flight, now, head.session, head.policy, self.within
+                )
             except NoReplica:
                 self.refuse(NO_REPLICA)
                 return

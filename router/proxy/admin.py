@@ -21,11 +21,12 @@ from router.proxy.dashboard import PATH as DASHBOARD
 from router.proxy.dashboard import add_dashboard
 from router.proxy.explanation import cost_fit, explanation, no_prompt
 from router.proxy.exposition import metrics_page
+from router.proxy.isolation import Apart, Isolation
 from router.proxy.key_ring import admin_keys
 from router.proxy.prefill_request import splittable
 from router.proxy.prompt_reader import PromptReader
 from router.proxy.recent_report import RecentReport
-from router.proxy.router_error import RouterError
+from router.proxy.router_error import CACHE_SHARED, RouterError
 from router.proxy.state_report import state_fields
 from router.proxy.tenancy import Tenancy
 from router.proxy.tenant_report import tenant_states
@@ -43,6 +44,8 @@ log = logging.getLogger("warmroute")
 BODY_BYTES = 64 * 1024 * 1024
 TENANT_HEADER = "x-warmroute-tenant"
 """Whose request ``/explain`` is to explain."""
+EXPLAINED_PATH = b"/v1/chat/completions"
+"""Where that request is taken to have been sent."""
 
 
 class Admin:
@@ -164,11 +167,23 @@ class Admin:
         if not prompt.units:
             raise web.HTTPBadRequest(text=no_prompt(body))
         session, policy = (request.headers.get(name) for name in ("x-session-id", "x-warmroute-policy"))
+        tenancy, within = self._tenancy(), None
+        if tenancy is not None and tenancy.isolates:
+            within = Isolation(self._fleet.replicas).within(EXPLAINED_PATH, None)
         try:
             decision, rows, asked = self._fleet.explain(
-                prompt, self._clock(), session=session, policy=policy, two_steps=splittable(body)
+                prompt,
+                self._clock(),
+                session=session,
+                policy=policy,
+                within=within,
+                two_steps=splittable(body),
             )
         except NoReplica as error:
+            if error.why == "unknown_model":
+                raise web.HTTPNotFound(text=str(error)) from None
+            if isinstance(within, Apart) and within.sharing_serve(prompt.model):
+                raise web.HTTPForbidden(text=CACHE_SHARED.message) from None
             raise web.HTTPServiceUnavailable(text=str(error)) from None
         return _json(explanation(self._fleet, decision, rows, asked))
 

@@ -1,5 +1,7 @@
 """A request's booking on one replica: what becomes of it there, told to the fleet; its end exactly once."""
 
+from collections.abc import Collection
+
 from router.proxy.service import Service
 from router.routing.decision import NoReplica
 from router.routing.in_flight import InFlight, Usage
@@ -90,7 +92,13 @@ class Booked:
 
 
 def booked_beside(
-    service: Service, prompt: Prompt, first: InFlight, now: float, session: str | None, policy: str | None
+    service: Service,
+    prompt: Prompt,
+    first: InFlight,
+    now: float,
+    session: str | None,
+    policy: str | None,
+    within: Collection[int] | None,
 ) -> tuple[InFlight, Booked]:
     """``first`` books the prompt on a replica that a sidecar will ask: who answers, and that booking beside
     it.
@@ -99,7 +107,9 @@ def booked_beside(
     """
     fleet = service.fleet
     try:
-        decision = fleet.decide_answerer(prompt, now, first.replica, session=session, policy=policy)
+        decision = fleet.decide_answerer(
+            prompt, now, first.replica, session=session, policy=policy, within=within
+        )
     except NoReplica:
         fleet.cancelled(first, now)
         raise

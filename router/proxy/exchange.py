@@ -102,7 +102,9 @@ class Exchange(Submission):
         """A sidecar runs both steps: one request, two bookings."""
         head = self.head
         try:
-            flight, beside = booked_beside(self.service, self.prompt, first, now, head.session, head.policy)
+            flight, beside = booked_beside(
+                self.service, self.prompt, first, now, head.session, head.policy, self.within
+            )
         except NoReplica:
             self.refuse(NO_REPLICA)
             return

@@ -82,7 +82,9 @@ def _why_left_out(replica: ReplicaState, model: str | None) -> str:
         return "draining"
     if model is not None and not replica.serves(model):
         return "other model"
-    return replica.health.state.value if not replica.usable else "resting"
+    if not replica.usable:
+        return replica.health.state.value
+    return "resting" if replica.resting else "tenants would share its cache"
 
 
 def _candidate(fleet: Fleet, row: Assessment, request: RoutingRequest) -> dict[str, Any]:

@@ -96,6 +96,7 @@ def replica_spec(replica: ReplicaConfig, config: RouterConfig) -> ReplicaSpec:
         transfer_fixed_s=replica.transfer.fixed_ms / 1e3,
         transfer_token_s=replica.transfer.us_per_token / 1e6,
         hardware=cost.hardware,
+        engine=None if replica.kind == "auto" else replica.kind,
     )
 
 

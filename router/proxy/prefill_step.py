@@ -194,7 +194,11 @@ class PrefillStep(Asker):
         if failure in RETRYABLE and len(self.tried) < self.settings.attempts:
             try:
                 decision = service.fleet.decide_prefill(
-                    exchange.prompt, now, tried=self.tried, policy=exchange.head.policy
+                    exchange.prompt,
+                    now,
+                    tried=self.tried,
+                    policy=exchange.head.policy,
+                    within=exchange.within,
                 )
             except NoReplica:
                 pass
@@ -228,11 +232,16 @@ class PrefillStep(Asker):
         try:
             if source is None:
                 decision = fleet.decide(
-                    prompt, now, tried=self.tried, session=head.session, policy=head.policy
+                    prompt,
+                    now,
+                    tried=self.tried,
+                    session=head.session,
+                    policy=head.policy,
+                    within=exchange.within,
                 )
             else:
                 decision = fleet.decide_answerer(
-                    prompt, now, source, session=head.session, policy=head.policy
+                    prompt, now, source, session=head.session, policy=head.policy, within=exchange.within
                 )
             answerer = fleet.sent(prompt, decision, now)
         except NoReplica:

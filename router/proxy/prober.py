@@ -25,7 +25,7 @@ from router.proxy.replica_access import ReplicaAccess, replica_accesses
 from router.proxy.sockets import is_own
 from router.routing.fleet import Fleet
 from router.routing.health import HealthState
-from router.routing.replica_state import ReplicaState
+from router.routing.replica_state import UNNAMED, ReplicaState
 
 log = logging.getLogger("warmroute.prober")
 
@@ -49,6 +49,8 @@ class Prober:
         self._cache_warnings = CacheWarnings(fleet)
         self._refuse_salts: set[ReplicaState] = set()
         """Of which that was logged."""
+        self._sharing_told: dict[ReplicaState, str | None] = {}
+        """The last that was logged of a cache which tenants would share."""
         self._no_models: set[ReplicaState] = set()
         """The same: which have told no models."""
         self._tasks: dict[ReplicaState, asyncio.Task[None]] = {}
@@ -78,6 +80,7 @@ class Prober:
         self._cache_warnings.forget(replica)
         self._refuse_salts.discard(replica)
         self._no_models.discard(replica)
+        self._sharing_told.pop(replica, None)
         task = self._tasks.pop(replica)
         del self._accesses[replica], self._doubted[replica]
         task.cancel()
@@ -120,7 +123,7 @@ class Prober:
                 await self._ask_models(reader, replica)
             if well:
                 await self._ask_load(reader, replica, again=again)
-                rounds += 1
+            rounds = rounds + 1 if well else 0  # another server may answer next
             self._cache_warnings.look(replica)
             after = replica.health.state
             if not asked.done():
@@ -208,30 +211,23 @@ class Prober:
             self._fleet.load_reported(replica.index, report, self._clock())
             self._warn_of_salts(replica, report)
         engine = reader.engine
+        if again:
+            self._fleet.engine_found(replica.index, UNNAMED if engine is None else engine.kind)
         if engine is not None and engine is not before:
             log.info("replica %s runs %s", replica.name, engine.title)
             listened = {one.effective_name for one in self._config.replicas if one.kv_events is not None}
             if not engine.publishes_kv_events and replica.name in listened:
                 log.warning("replica %s: kv_events: %s publishes none", replica.name, engine.title)
-            if not engine.parts_cache and self._config.tenants is not None:
-                log.warning(
-                    "replica %s: %s knows no cache_salt: tenants share its cache", replica.name, engine.title
-                )
-            self._warn_of_paths(replica, engine)
+        if again:
+            self._warn_of_sharing(replica, engine)
 
-    def _warn_of_paths(self, replica: ReplicaState, engine: Engine) -> None:
-        """Where tenants' prompts are not kept apart at some of an engine's paths, and these are open."""
-        config = self._config
-        rules = PathRules(config.allowed_paths, config.refused_paths)
-        shared = [path for path in engine.unparted_paths if not rules.refuse(b"POST", path.encode())]
-        if shared and config.tenants is not None:
-            log.warning(
-                "replica %s: %s reads no cache_salt at %s: there tenants share its cache; refused_paths "
-                "closes what they must not use",
-                replica.name,
-                engine.title,
-                ", ".join(shared),
-            )
+    def _warn_of_sharing(self, replica: ReplicaState, engine: Engine | None) -> None:
+        """Once, where tenants' prompts are not kept apart: everywhere, or at an engine's open paths."""
+        told = None if engine is None else _sharing(engine, self._config)
+        if told != self._sharing_told.get(replica):
+            self._sharing_told[replica] = told
+            if told is not None:
+                log.warning("replica %s: %s", replica.name, told)
 
     def _warn_of_models(self, replica: ReplicaState) -> None:
         """Once, where something answers that has never said which models it serves: the wrong port, maybe."""
@@ -271,6 +267,22 @@ class Prober:
                 return await _body(answer)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return None
+
+
+def _sharing(engine: Engine, config: RouterConfig) -> str | None:
+    """What is to be said of where tenants would share ``engine``'s prefix cache, if anything is."""
+    if config.tenants is None:
+        return None
+    rules = PathRules(config.allowed_paths, config.refused_paths)
+    shared = [path for path in engine.unparted_paths if not rules.refuse(b"POST", path.encode())]
+    if engine.parts_cache and not shared:
+        return None
+    where = f"reads no cache_salt at {', '.join(shared)}" if engine.parts_cache else "knows no cache_salt"
+    if config.tenants.isolation == "strict":
+        then = "there it gets no tenants' requests; they go to other replicas, or get 403 (tenants.isolation)"
+    else:
+        then = "there tenants share its cache (tenants.isolation: warn); refused_paths closes paths"
+    return f"{engine.title} {where}: {then}"
 
 
 async def _body(answer: aiohttp.ClientResponse) -> bytes | None:

@@ -79,6 +79,12 @@ MODEL_NOT_ALLOWED = RouterError(
     "The key's tenant may not use the requested model; see /v1/models",
     param="model",
 )
+CACHE_SHARED = RouterError(
+    403,
+    "cache_shared",
+    "Tenants would share a prefix cache: no replica of the model reads a cache salt at this path; the "
+    "operator may allow that (tenants.isolation: warn)",
+)
 BODY_UNREADABLE = RouterError(
     400,
     "body_unreadable",

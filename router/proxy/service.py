@@ -108,7 +108,7 @@ class Service:
         elif book.quotas:
             book.applied(())
             counters.keep_tenants(book.quotas)
-        self.settings = proxy_settings(config, tenancy, self._hop)
+        self.settings = proxy_settings(config, tenancy, self._hop, self.fleet.replicas)
         retries = RetrySettings(
             config.retries.attempts, config.retries.budget_share, config.retries.budget_floor
         )

@@ -4,9 +4,11 @@ from dataclasses import dataclass
 
 from router.config import RouterConfig
 from router.proxy.cors import Cors, cors_of
+from router.proxy.isolation import Isolation
 from router.proxy.key_ring import KeyRing, public_keys
 from router.proxy.path_rules import PathRules
 from router.proxy.tenancy import Tenancy
+from router.routing.roster import Roster
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class ProxySettings:
     """Of those who may use the public port, where tenants are not told apart."""
     tenancy: Tenancy | None
     """Whose keys they are, where tenants are."""
+    isolation: Isolation | None
+    """Set where a tenant's request may go only to replicas that keep its prompt apart."""
     cors: Cors | None
     """Set where the router answers browsers' preflights itself."""
     client_control_fields: frozenset[str]
@@ -67,7 +71,9 @@ class ProxySettings:
         return max(0.01, min(1.0, min(limits) / 4))
 
 
-def proxy_settings(config: RouterConfig, tenancy: Tenancy | None, hop: bytes) -> ProxySettings:
+def proxy_settings(
+    config: RouterConfig, tenancy: Tenancy | None, hop: bytes, replicas: Roster
+) -> ProxySettings:
     """The request path's part of ``config``; ``tenancy``: made of its tenants; ``hop``: the router's name."""
     timeouts, limits = config.timeouts, config.limits
     return ProxySettings(
@@ -95,6 +101,7 @@ def proxy_settings(config: RouterConfig, tenancy: Tenancy | None, hop: bytes) ->
         else config.kv_source_key.get_secret_value().encode(),
         keys=public_keys(config.keys),
         tenancy=tenancy,
+        isolation=Isolation(replicas) if tenancy is not None and tenancy.isolates else None,
         cors=cors_of(config),
         client_control_fields=frozenset(config.client_control_fields),
         paths=PathRules(config.allowed_paths, config.refused_paths),

@@ -5,15 +5,17 @@ One way for requests that came in through the router's own port and for those th
 
 import asyncio
 import logging
+from collections.abc import Collection
 from typing import Final
 
 from router.proxy.admission import Admission
 from router.proxy.booked import Booked
 from router.proxy.crowded_body import CHECK_FROM_BYTES, Parser, parser_of, promises_many
 from router.proxy.entrance import entrance_refusal
+from router.proxy.isolation import Apart, Isolation
 from router.proxy.prefill_request import SPLIT_PATHS, splittable
 from router.proxy.request_head import RequestHead
-from router.proxy.router_error import BODY_CROWDED, MODEL_NOT_FOUND, NO_REPLICA, RouterError
+from router.proxy.router_error import BODY_CROWDED, CACHE_SHARED, MODEL_NOT_FOUND, NO_REPLICA, RouterError
 from router.proxy.service import Service
 from router.proxy.settings import ProxySettings
 from router.proxy.tenant_request import take_in, without_salt
@@ -33,9 +35,11 @@ class Submission:
 
     __slots__ = (
         "admission",
+        "asked",
         "body",
         "error_code",
         "head",
+        "isolation",
         "over",
         "prompt",
         "request_id",
@@ -44,7 +48,6 @@ class Submission:
         "settings",
         "started_at",
         "waiting",
-        "within",
     )
 
     def __init__(
@@ -61,8 +64,10 @@ class Submission:
         self.salt_bytes = 0
         """Of the body's end: the tenant's cache salt."""
         self.prompt: Prompt = UNREADABLE
-        self.within: frozenset[int] | None = None
+        self.asked: frozenset[int] | None = None
         """The replicas that alone may be chosen, if somebody says so."""
+        self.isolation: Isolation | None = None
+        """Set once it is known to have a prompt that must be kept apart from other tenants'."""
         self.started_at = 0.0
         """When it was complete."""
         self.waiting: Held | None = None
@@ -115,6 +120,7 @@ class Submission:
                 self.refuse(taken)
                 return None
             self.body, request, self.salt_bytes = taken
+            self.isolation = self.settings.isolation if body else None
             if request is None:
                 return Prompt(keys=(), units=0)
         elif body[:1] != b"{" and body[:64].lstrip()[:1] != b"{":
@@ -156,7 +162,7 @@ class Submission:
                 two_steps=self.may_split and _asks(head) and splittable(body),
             )
         except NoReplica as error:
-            self.refuse(MODEL_NOT_FOUND if error.why == "unknown_model" else NO_REPLICA)
+            self.refuse(MODEL_NOT_FOUND if error.why == "unknown_model" else self._nobody())
             return
         service.counters.decision_s.add(service.clock() - self.started_at)
         if admission is not None:
@@ -178,10 +184,25 @@ class Submission:
         self.waiting = None
         if self.admission is not None:
             self.admission.held(False)
+        if flight is not None and (within := self.within) is not None and flight.replica.index not in within:
+            self.service.fleet.cancelled(flight, now)  # meanwhile it was found to keep no tenants apart
+            flight = None
         if flight is None:
-            self.refuse(NO_REPLICA)
+            self.refuse(self._nobody())
         else:
             self.begin(flight, now)
+
+    @property
+    def within(self) -> Collection[int] | None:
+        """The replicas that alone may get it now, by index; ``None``: any."""
+        isolation = self.isolation
+        return self.asked if isolation is None else isolation.within(self.head.path, self.asked)
+
+    def _nobody(self) -> RouterError:
+        """Why no replica may take it."""
+        within = self.within
+        shared = isinstance(within, Apart) and within.sharing_serve(self.prompt.model)
+        return CACHE_SHARED if shared else NO_REPLICA
 
     # --- its ends --------------------------------------------------------------------------------
 

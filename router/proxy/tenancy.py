@@ -121,7 +121,7 @@ class Tenancy:
     """The tenants of one config. Keys are kept as keyed digests under a key that nobody knows: neither which
     one is looked up nor how long that takes tells anything of them."""
 
-    __slots__ = ("_admins", "_by_key", "_by_name", "_digest_key")
+    __slots__ = ("_admins", "_by_key", "_by_name", "_digest_key", "isolates")
 
     def __init__(
         self,
@@ -151,6 +151,9 @@ class Tenancy:
         for shared in keys.public:
             self._by_key[self._digest(shared.get_secret_value().encode())] = self._by_name[PUBLIC]
         self._admins = {self._digest(key.get_secret_value().encode()) for key in keys.admin}
+        callers = self._by_key.values()
+        self.isolates = config.isolation == "strict" and len({one.tenant.namespace for one in callers}) > 1
+        """Who shares no salt must share no prefix cache, and there are such callers."""
 
     def caller(self, authorization: bytes | None) -> Caller | RouterError:
         """Whose key stands in ``Authorization``, or what a request with it is told."""

@@ -216,7 +216,12 @@ class Tries(Asker):
         try:
             head = exchange.head
             decision = service.fleet.decide(
-                exchange.prompt, now, tried=tried, session=head.session, policy=head.policy
+                exchange.prompt,
+                now,
+                tried=tried,
+                session=head.session,
+                policy=head.policy,
+                within=exchange.within,
             )
         except NoReplica:
             return None

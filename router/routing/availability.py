@@ -103,6 +103,12 @@ class Availability:
             replica.hardware_told()
             self._replicas.changed()
 
+    def engine_found(self, replica: ReplicaState, engine: str) -> None:
+        """Which kind of server it is, or ``UNNAMED``."""
+        if replica.engine != engine:
+            replica.engine = engine
+            self._replicas.changed()
+
     def drained(self, replica: ReplicaState, now: float, *, on: bool) -> None:
         """This router's operator takes it out of new work (``on``) or gives it back."""
         replica.drain_ordered(on, replica.drain_version + 1)

@@ -96,9 +96,16 @@ class Decider:
             return decision.because(Reason.RETRY)
         return decision.because(Reason.PANIC) if found.panic else decision
 
-    def prefill(self, prompt: Prompt, now: float, tried: Collection[int], policy: str | None) -> Decision:
+    def prefill(
+        self,
+        prompt: Prompt,
+        now: float,
+        tried: Collection[int],
+        policy: str | None,
+        within: Collection[int] | None = None,
+    ) -> Decision:
         """Another prefill replica after those ``tried``. Raises ``NoReplica``."""
-        found, request, levels = self._asked(prompt, now, tried)
+        found, request, levels = self._asked(prompt, now, tried, None, within)
         return self._pools.prefill(self.rule(policy), request, found, levels).because(Reason.RETRY)
 
     def answerer(
@@ -109,9 +116,10 @@ class Decider:
         tried: Collection[int],
         session: str | None,
         policy: str | None,
+        within: Collection[int] | None = None,
     ) -> Decision:
         """Who answers ``prompt``, which ``source`` has computed. Raises ``NoReplica``."""
-        found, request, levels = self._asked(prompt, now, tried, session)
+        found, request, levels = self._asked(prompt, now, tried, session, within)
         return self._pools.answerer(self.rule(policy), request, found, levels, source)
 
     def _asked(
@@ -175,13 +183,20 @@ class Decider:
         return taken[1:]
 
     def explain(
-        self, prompt: Prompt, now: float, session: str | None, policy: str | None, *, two_steps: bool
+        self,
+        prompt: Prompt,
+        now: float,
+        session: str | None,
+        policy: str | None,
+        within: Collection[int] | None = None,
+        *,
+        two_steps: bool,
     ) -> tuple[Decision, list[Assessment], RoutingRequest]:
         """The decision, what every candidate would cost alone, and the figures behind the prices.
 
         Raises ``NoReplica``.
         """
-        found, request, levels = self._asked(prompt, now, (), session)
+        found, request, levels = self._asked(prompt, now, (), session, within)
         candidates = found.replicas
         if levels:
             self.hot.price(request, prompt, levels)

@@ -145,11 +145,17 @@ class Fleet:
         return self._decider.others(prompt, now, chosen, count, session, policy, within)
 
     def decide_prefill(
-        self, prompt: Prompt, now: float, *, tried: Collection[int], policy: str | None = None
+        self,
+        prompt: Prompt,
+        now: float,
+        *,
+        tried: Collection[int],
+        policy: str | None = None,
+        within: Collection[int] | None = None,
     ) -> Decision:
         """Another prefill replica for a request in two steps whose first failed. Raises ``NoReplica``."""
         self._holding.expect_first_tokens(now)
-        return self._decider.prefill(prompt, now, tried, policy)
+        return self._decider.prefill(prompt, now, tried, policy, within)
 
     def decide_answerer(
         self,
@@ -160,13 +166,14 @@ class Fleet:
         tried: Collection[int] = (),
         session: str | None = None,
         policy: str | None = None,
+        within: Collection[int] | None = None,
     ) -> Decision:
         """The second step: who pulls from ``source``, which has computed ``prompt``, and answers.
 
         Raises ``NoReplica``.
         """
         self._holding.expect_first_tokens(now)
-        return self._decider.answerer(prompt, now, source, tried, session, policy)
+        return self._decider.answerer(prompt, now, source, tried, session, policy, within)
 
     def explain(
         self,
@@ -175,11 +182,15 @@ class Fleet:
         *,
         session: str | None = None,
         policy: str | None = None,
+        within: Collection[int] | None = None,
         two_steps: bool = False,
     ) -> tuple[Decision, list[Assessment], RoutingRequest]:
-        """The decision, what every candidate would cost alone, and the figures behind the prices."""
+        """The decision, what every candidate would cost alone, and the figures behind the prices.
+
+        Raises ``NoReplica``.
+        """
         self._holding.expect_first_tokens(now)
-        return self._decider.explain(prompt, now, session, policy, two_steps=two_steps)
+        return self._decider.explain(prompt, now, session, policy, within, two_steps=two_steps)
 
     def submit(
         self,
@@ -328,6 +339,10 @@ class Fleet:
     def models_reported(self, replica: int, models: frozenset[str]) -> None:
         """The names of the models the replica serves."""
         self._availability.models_reported(self.replicas[replica], models)
+
+    def engine_found(self, replica: int, engine: str) -> None:
+        """Which kind of server the replica was found to be; ``UNNAMED``: none that is known."""
+        self._availability.engine_found(self.replicas[replica], engine)
 
     # --- what the operator wants ----------------------------------------------------------------
 

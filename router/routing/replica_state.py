@@ -1,6 +1,7 @@
 """One replica as the router knows it: its health, its ledger, what its work costs, what it told."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from replica.contract.load_report import LoadReport
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
@@ -28,6 +29,8 @@ SAME_STEP_S = 0.001
 are of both, and teach together."""
 PRIOR_UNTIL = 50
 """Requests after which what the replica has shown is worth more than what its model and GPU suggest."""
+UNNAMED: Final = "unnamed"
+"""The engine of a server that was asked and showed nothing by which we know it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ class ReplicaSpec:
     transfer_fixed_s: float = TRANSFER_FIXED_S
     transfer_token_s: float = TRANSFER_TOKEN_S
     """What pulling KV is taken to cost it until it has shown that."""
+    engine: str | None = None
+    """Which kind of server it is; ``None``: it is asked."""
 
     @property
     def moves_kv(self) -> bool:
@@ -69,6 +74,7 @@ class ReplicaState:
         "credit",
         "drain_version",
         "draining",
+        "engine",
         "guard",
         "health",
         "held",
@@ -112,6 +118,8 @@ class ReplicaState:
         """How many orders about draining there were, at any router; the latest counts."""
         self.models = _models(spec)
         """Models it serves; ``None`` until it told."""
+        self.engine = spec.engine
+        """Which kind of server it is, ``UNNAMED`` if none that is known; ``None`` until it was asked."""
         self.last_report: LoadReport | None = None
         self.kv_tokens: int | None = None
         self.prior_source = _source(spec)
@@ -174,6 +182,8 @@ class ReplicaState:
         """The operator says something else of the same server."""
         if spec.model != self.spec.model:
             self.models = _models(spec)
+        if spec.engine != self.spec.engine:
+            self.engine = spec.engine
         if _transfer_prior(spec) != _transfer_prior(self.spec):
             self.transfer = _transfer(spec)
         self.role = spec.role

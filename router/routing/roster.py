@@ -31,12 +31,14 @@ class Roster(Collection[ReplicaState]):
     is given to the next replica that joins, the one freed last first, so indexes stay small.
     """
 
-    __slots__ = ("_by_model", "_free", "_serving", "by_index", "moves_kv", "sidecars", "slots")
+    __slots__ = ("_by_model", "_free", "_serving", "by_index", "engines", "moves_kv", "sidecars", "slots")
 
     def __init__(self) -> None:
         self.by_index: dict[int, ReplicaState] = {}
         self.slots = 0
         """Indexes ever given; every index is below."""
+        self.engines: frozenset[str | None] = frozenset()
+        """What they run (``ReplicaState.engine``), those that leave, too."""
         self.moves_kv = False
         """Some replicas have a role, or can pull KV: see ``pools.py``."""
         self.sidecars = False
@@ -91,9 +93,10 @@ class Roster(Collection[ReplicaState]):
         self.changed()
 
     def changed(self) -> None:
-        """Some replica's health, models or draining changed."""
+        """Some replica's health, models, engine or draining changed."""
         self._by_model.clear()
         self._serving = None
+        self.engines = frozenset(replica.engine for replica in self)
         self.moves_kv = any(replica.spec.moves_kv for replica in self)
         prefilling = [replica for replica in self if replica.role is Role.PREFILL]
         self.sidecars = bool(prefilling) and all(one.spec.kv_pull is KvPull.LLMD for one in prefilling)
@@ -122,7 +125,8 @@ class Roster(Collection[ReplicaState]):
         usable = [replica for replica in asked if replica.usable and replica.index not in tried]
         if model is not None:
             fit = [replica for replica in usable if replica.serves(model)]
-            if not fit and usable and not tried and not any(r.may_serve(model) for r in self):
+            some = usable or (within is not None and any(replica.usable for replica in self))
+            if not fit and some and not tried and not any(r.may_serve(model) for r in self):
                 raise NoReplica("unknown_model", f"no replica serves the model {model!r}")
             usable = fit
         if usable:

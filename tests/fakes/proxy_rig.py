@@ -16,6 +16,7 @@ from router.proxy.data_plane import DataPlane
 from router.proxy.fleet_config import fleet_settings, replica_spec
 from router.routing.fleet import Fleet
 from router.routing.policies import POLICIES
+from router.routing.replica_state import UNNAMED
 from tests.fakes.fake_replica import FakeReplica
 from tests.fakes.raw_client import RawAnswer, RawClient
 
@@ -52,8 +53,9 @@ class Rig(Asking):
         rng = random.Random(config.seed)
         specs = [replica_spec(replica, config) for replica in config.replicas]
         self.fleet = Fleet(specs, POLICIES[config.policy.kind](rng), fleet_settings(config))
-        for index in range(len(replicas)):
+        for index, spec in enumerate(specs):
             self.fleet.probe_succeeded(index, 0.0)
+            self.fleet.engine_found(index, spec.engine or UNNAMED)
         self.plane = DataPlane(self.fleet, config, self.counters)
         self.clients: list[RawClient] = []
 

@@ -150,7 +150,7 @@ def test_a_replica_that_refuses_unknown_fields_gets_no_salt() -> None:
             assert (await rig.ask(body, **A)).status == 200
         assert [json.loads(one.body) for one in rig.replica.requests] == [CHAT, CHAT]
 
-    with_router(scenario, tenants=tenants())
+    with_router(scenario, tenants=tenants(isolation="warn"))
 
 
 def test_B007_a_body_of_very_many_values_and_one_nested_deeply_lose_their_salts_too() -> None:

@@ -232,45 +232,6 @@ def test_explain_tells_of_one_tenants_cache(tmp_path: Path, capsys: pytest.Captu
     assert "--tenant goes with --url" in capsys.readouterr().err
 
 
-def test_an_engine_that_parts_nothing_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("WARNING", "warmroute")
-
-    async def scenario(rig: RouterRig) -> None:
-        await rig.reload(rig.entry(0, kind="llamacpp"), rig.entry(1, kind="vllm"))
-        await until(lambda: any("tenants share its cache" in one for one in caplog.messages))
-        assert not any("r1" in one and "share" in one for one in caplog.messages)
-
-    with_router(scenario, replicas=2, tenants=tenants())
-
-
-@pytest.mark.parametrize(
-    ("closed", "shared"),
-    [
-        ([], "/v1/messages, /v1/embeddings, /v1/classify, /v1/score, /v1/rerank, /v1/decisions, "),
-        (
-            ["/v1/messages", "POST /v1/*s", "/v1/decisions"],
-            "/v1/classify, /v1/score, /v1/rerank, /v1/systemone:",
-        ),
-        (["/v1/*"], ""),
-    ],
-)
-def test_paths_at_which_an_engine_reads_no_salt_are_warned_of_unless_they_are_closed(
-    closed: list[str], shared: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """SGLang passes over a salt in Anthropic's messages, in embeddings and in what only scores."""
-    caplog.set_level("INFO", "warmroute")
-
-    async def scenario(rig: RouterRig) -> None:
-        kinds = [rig.entry(0, kind="vllm"), rig.entry(1, kind="sglang")]
-        await rig.reload(*kinds, refused_paths=closed)
-        await until(lambda: sum("runs" in one for one in caplog.messages) == 2)
-        lines = [one for one in caplog.messages if "reads no cache_salt at" in one]
-        assert len(lines) == bool(shared)
-        assert all(f"replica r1: SGLang reads no cache_salt at {shared}" in one for one in lines)
-
-    with_router(scenario, replicas=2, tenants=tenants())
-
-
 def test_tenants_that_take_no_turns_are_warned_of_at_the_start_and_at_a_reload(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
