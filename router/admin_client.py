@@ -28,9 +28,10 @@ def ask_admin(
             return raw
     except urllib.error.HTTPError as error:
         hint = f"; set {KEY_VARIABLE} to a key of its admin port" if error.code in (401, 403) else ""
-        if error.code == 404:
+        answered = error.read(10_000)
+        if error.code == 404 and b'"admin_error"' not in answered:
             hint = "; is it the router's public port? This needs its admin port (`admin`, 8081 by default)"
-        raise OSError(f"{url} answered {error.code}: {_said(error.read(10_000))}{hint}") from None
+        raise OSError(f"{url} answered {error.code}: {_said(answered)}{hint}") from None
     except urllib.error.URLError as error:
         raise OSError(f"{url} cannot be reached: {error.reason}") from None
 

@@ -237,10 +237,27 @@ async def _errors_as_json(
     try:
         return await handler(request)
     except web.HTTPException as error:
-        body = {"error": {"message": error.text or error.reason, "type": "admin_error", "code": error.status}}
-        return web.Response(
-            body=orjson.dumps(body), status=error.status, headers={"content-type": "application/json"}
-        )
+        message = error.text or error.reason
+        headers = {"content-type": "application/json"}
+        if isinstance(error, web.HTTPMethodNotAllowed):
+            headers["allow"] = ", ".join(sorted(error.allowed_methods))
+            message = f"{request.path} of the admin port allows {headers['allow']}"
+        elif request.match_info.http_exception is error:  # no route has the path
+            message = f"the admin port has no {request.path}; it has {', '.join(_paths(request.app))}"
+            if request.path.startswith("/v1/"):
+                message += ". Requests to /v1/ go to the public port (listen, 8080 by default)"
+        body = {"error": {"message": message, "type": "admin_error", "code": error.status}}
+        return web.Response(body=orjson.dumps(body), status=error.status, headers=headers)
+
+
+def _paths(app: web.Application) -> list[str]:
+    """Those that there are, each once, with the method where that is not GET."""
+    found: dict[str, None] = {}
+    for route in app.router.routes():
+        if route.resource is not None and route.method in ("GET", "POST"):
+            path = route.resource.canonical
+            found[path if route.method == "GET" else f"POST {path}"] = None
+    return sorted(found, key=lambda one: one.removeprefix("POST "))
 
 
 def _json(value: Any) -> web.Response:

@@ -81,6 +81,8 @@ class Router:
         self.kv_events = KvEventFeed(self.fleet, config, self.counters)
         self.data_plane = make_path(self.fleet, config, self.counters, prompt_reader=self.prompt_reader)
         self.data_plane.service.request_log = self._request_log(config)
+        if (request_log := self.data_plane.service.request_log) is not None:
+            request_log.policy = config.policy
         self.prober = Prober(self.fleet, config)
         self.data_plane.service.replica_left = self.prober.unwatch
         self._replica_set = ReplicaSet(self.fleet, self.data_plane.service, self.prober, self.kv_events)
@@ -217,6 +219,8 @@ class Router:
         if service.tracing is not None and config.tracing is not None:
             service.tracing.apply(config.tracing)
         service.request_log = request_log
+        if request_log is not None:
+            request_log.policy = config.policy
         if old_log is not None and old_log is not request_log:
             old_log.close()
         self.config, self._written = config, written

@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from router.config import RequestLogConfig
+from router.config import PolicyConfig, RequestLogConfig
 from router.config_errors import ConfigError
 from router.proxy.counters import Counters
 from router.proxy.request_head import RequestHead
@@ -38,6 +38,8 @@ class RequestLog:
     def __init__(self, config: RequestLogConfig, counters: Counters) -> None:
         """Raises ``ConfigError`` when the file cannot be written."""
         self.config = config
+        self.policy = PolicyConfig()
+        """By which requests are decided."""
         self.bodies = config.prompts == "bodies"
         """A request's body is wanted when it is answered."""
         self._app_mark = None if config.app_header is None else config.app_header.lower().encode() + b":"
@@ -75,6 +77,7 @@ class RequestLog:
         row: dict[str, Any] = {
             "time": round(time.time(), 3),
             "replica": replica,
+            "policy": head.policy if head.policy in self.policy.selectable else self.policy.kind,
             "matched_tokens": matched_tokens,
         }
         if head.session is not None:

@@ -26,7 +26,10 @@ class RouterError:
 
     @property
     def kind(self) -> str:
-        """OpenAI's ``type``: whose fault it is."""
+        """OpenAI's ``type``: whose fault it is. OpenAI's own 429 have the name of the limit there ("tokens");
+        clients know them by the status, and those of several APIs by this word, which is Anthropic's."""
+        if self.status == 429:
+            return "rate_limit_error"
         return "invalid_request_error" if self.status < 500 else "server_error"
 
     def at(self, limit: float) -> "RouterError":

@@ -33,6 +33,14 @@ from sim.trace_remarks import tell_remarks
 DEFAULT_REPLICAS = 8
 DEFAULT_WARMUP = 0.25
 DEFAULT_DOLLARS_PER_HOUR = 2.5
+ASSUMED = (
+    "no log tells them; give --capacity TOKENS (vLLM prints it at its start: GPU KV cache size), --url of a "
+    "router whose replicas tell it, or --model and --gpu"
+)
+ASSUMED_BY_ROUTER = (
+    "by the router, whose replicas do not all tell theirs (index.default_capacity_tokens); give --capacity "
+    "TOKENS"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -219,8 +227,10 @@ def _diagnosed(
     tell_remarks(sample.trace)
     settings = simulation_settings(argparse.Namespace(**{**vars(args), "warmup": DEFAULT_WARMUP}))
     replicas = args.replicas or len(sample.replicas) or DEFAULT_REPLICAS
+    assumed = ASSUMED if args.capacity is None and args.model is None else ""
     if router is not None:
         if args.capacity is None:
+            assumed = "" if router.capacities_told else ASSUMED_BY_ROUTER
             settings = replace(
                 settings,
                 replica=replace(settings.replica, capacity_tokens=min(router.capacities)),
@@ -239,5 +249,6 @@ def _diagnosed(
             settings=settings,
             warmup_share=warmup,
             measured_share=None if counters is None else counters.hit_share,
+            assumed=assumed,
             progress=view.update,
         )

@@ -29,6 +29,8 @@ class Diagnosis:
     """Of all replicas together."""
     replica_tokens: int
     """Of one."""
+    assumed: str
+    """Why that is not known, and what tells it; empty if it is."""
     order: tuple[int, ...]
     """Numbers of the requests in order of arrival."""
     counted: tuple[bool, ...]
@@ -70,13 +72,14 @@ def diagnose(
     settings: SimulationSettings,
     warmup_share: float,
     measured_share: float | None = None,
+    assumed: str = "",
     progress: Progress | None = None,
 ) -> Diagnosis:
     """All figures of ``sample``. Raises ValueError for an unknown policy.
 
     Requests in the first ``warmup_share`` of the time, and in a log with ``cached_tokens`` those that do not
     tell them, warm the caches and are not counted. ``measured_share`` is what engines counted themselves, for
-    logs that do not tell.
+    logs that do not tell. ``assumed``: as in ``Diagnosis``.
     """
     trace = sample.trace
     replayed = replays(
@@ -117,6 +120,7 @@ def diagnose(
         policies=tuple(policies),
         capacity_tokens=sum(settings.replica_settings(k).capacity_tokens for k in range(replicas)),
         replica_tokens=settings.replica.capacity_tokens,
+        assumed=assumed,
         order=replayed.order,
         counted=counted,
         account=Account.of_levels(prompt_tokens, down),

@@ -190,7 +190,16 @@ def _routing(diagnosis: Diagnosis) -> Iterator[Finding]:
         evidence.append(f"where the log says requests went, caches of this size had {share(there):.1%}")
     won = diagnosis.simulated_tokens[best] - there
     advice = f"{ADVICE[Cause.ROUTING]}: {best} wins {won:,} of these tokens"
-    if won <= 0:
+    known = diagnosis.sample.policies
+    if diagnosis.as_routed_tokens is not None and not known:
+        advice += f", if the log is not of {best} already"
+    if known == (best,):
+        advice = (
+            f"the log is of {best} already, so no other policy: its replicas were busier or smaller than the "
+            "simulated ones (--capacity, --step-time), or routers did not share what they knew (state); "
+            "`warmroute explain` and the reasons in /decisions tell why a request left the warm one"
+        )
+    elif won <= 0:
         advice = (
             f"what {best} leaves: another replica chosen because the warm one was busy, or a prefix "
             "computed on two at once; try others with --policy A,B"

@@ -48,6 +48,11 @@ class LiveRouter:
         """KV tokens per replica, as its metrics told or the index assumes."""
         return [max(1, int(one["index"]["capacity_tokens"])) for one in self.replicas]
 
+    @property
+    def capacities_told(self) -> bool:
+        """All of these by the replicas' metrics."""
+        return all((one.get("reported") or {}).get("capacity_tokens") for one in self.replicas)
+
 
 def ask_router(url: str) -> LiveRouter:
     """Ask the router at admin address ``url``. Raises ``RouterError``."""

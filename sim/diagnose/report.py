@@ -57,6 +57,7 @@ def report(diagnosis: Diagnosis, dollars_per_hour: float) -> DiagnosisReport:
         f"{trace.name}: {diagnosis.requests:,} of {len(trace.requests):,} requests counted, "
         f"{diagnosis.account.prompt_tokens:,} prompt tokens (lengths {diagnosis.sample.lengths}), "
         f"{diagnosis.replicas} replicas of {diagnosis.replica_tokens:,} KV tokens"
+        f"{' (assumed)' if diagnosis.assumed else ''}"
     )
     tables = [_shares(diagnosis), _account(diagnosis), _distances(diagnosis), *_divergence(diagnosis)]
     found = findings(diagnosis)
@@ -174,6 +175,11 @@ def _verdict(diagnosis: Diagnosis) -> Iterator[str]:
     won = sum(account.tokens(cause) for cause in PROMPT_CAUSES)
     if won > 0:
         yield f"Mended prompts would add up to {100 * share(won):.1f} points to the ideal; see below."
+    if diagnosis.assumed:
+        yield (
+            f"{diagnosis.replica_tokens:,} KV tokens a replica are assumed, and what is said of capacity and "
+            f"routing stands on that: {diagnosis.assumed}."
+        )
     other = diagnosis.sample.other_lengths
     if other:
         yield (
@@ -219,6 +225,7 @@ def json_object(diagnosis: Diagnosis, dollars_per_hour: float) -> dict[str, Any]
         "block_tokens": diagnosis.sample.trace.block_tokens,
         "replicas": diagnosis.replicas,
         "capacity_tokens": diagnosis.capacity_tokens,
+        "capacity_assumed": bool(diagnosis.assumed),
         "cached_share": {name: round(account.share(tokens), 5) for name, tokens, _ in _levels(diagnosis)},
         "gap_tokens": diagnosis.gap_tokens,
         "lost_tokens": {cause.value: tokens for cause, tokens in account.lost},

@@ -3,8 +3,8 @@
 A row is an OpenAI request body, or an object around one::
 
     {"time": 1764403200.5, "app": "support", "tenant": "t1", "session": "c42", "replica": "10.0.0.11:8000",
-     "body": {"model": "m", "messages": [...]}, "prompt_tokens": 3300, "cached_tokens": 2896,
-     "matched_tokens": 2896, "output_tokens": 120, "ttft_ms": 85.0}
+     "policy": "predicted_finish", "body": {"model": "m", "messages": [...]}, "prompt_tokens": 3300,
+     "cached_tokens": 2896, "matched_tokens": 2896, "output_tokens": 120, "ttft_ms": 85.0}
 
 All but the prompt is optional. ``time`` is seconds (or an ISO date); ``request`` may stand for ``body`` and
 OpenAI's ``usage`` for the three counts. Instead of words a row may have ``prompt_token_ids``, or the chained
@@ -46,6 +46,8 @@ class LoggedRequest:
     app: str | None = None
     session: str | None = None
     replica: str | None = None
+    policy: str | None = None
+    """By which the router chose it."""
     body: Mapping[str, Any] | None = None
     token_ids: tuple[int, ...] | None = None
     block_keys: tuple[int, ...] | None = None
@@ -125,6 +127,7 @@ class _Row:
             app=self._name("app") or self._name("tenant"),
             session=self._name("session") or self._name("session_id"),
             replica=self._name("replica"),
+            policy=self._name("policy"),
             body=body,
             token_ids=tokens,
             block_keys=keys,

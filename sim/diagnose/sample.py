@@ -69,6 +69,11 @@ class Sample:
         return None if row is None else row.replica
 
     @property
+    def policies(self) -> tuple[str, ...]:
+        """By which its requests were routed, as the log tells."""
+        return tuple(sorted({name for one in self.words if one.row and (name := one.row.policy)}))
+
+    @property
     def other_lengths(self) -> int:
         """Requests whose token ids are not as many as their replica counted."""
         return sum(

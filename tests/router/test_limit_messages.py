@@ -115,5 +115,6 @@ def test_which_limit_how_much_and_what_key(ask: Ask, keys: dict[str, Any], statu
             assert says in event["error"]["message"]
         else:
             assert says in answer.error["message"]
+            assert (answer.error["type"] == "rate_limit_error") is (status == 429)
 
     with_rig(scenario, **keys)

@@ -44,7 +44,7 @@ def test_rows_name_prompts_by_keys_alone(tmp_path: Path) -> None:
         assert (await rig.ask(b"not json")).status == 200, "the replica judges it; it has no prompt to tell"
         await until(lambda: len(rows(path)) == 2)
         streamed, long = rows(path)
-        assert streamed["replica"] == "r0"
+        assert streamed["replica"] == "r0" and streamed["policy"] == "round_robin"
         assert (streamed["prompt_tokens"], streamed["cached_tokens"], streamed["output_tokens"]) == (10, 4, 2)
         assert streamed["ttft_ms"] > 0 and "ttft_ms" not in long
         prompt = read_prompt(orjson.dumps(LONG))
@@ -53,6 +53,22 @@ def test_rows_name_prompts_by_keys_alone(tmp_path: Path) -> None:
         assert os.stat(path).st_mode & 0o077 == 0, "nobody but the router's user reads it"
 
     with_router(scenario, log={"requests": {"file": str(path)}})
+
+
+def test_the_policy_of_a_row_is_the_one_that_chose(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+
+    async def scenario(rig: RouterRig) -> None:
+        for asked in ({}, {"x_warmroute_policy": "session"}, {"x_warmroute_policy": "random"}):
+            assert (await rig.ask(LONG, **asked)).status == 200
+        await rig.reload(rig.entry(0), policy={"kind": "least_loaded"})
+        assert (await rig.ask(LONG, x_warmroute_policy="session")).status == 200
+        await until(lambda: len(rows(path)) == 4)
+        told = [row["policy"] for row in rows(path)]
+        assert told == ["round_robin", "session", "round_robin", "least_loaded"]
+
+    policy = {"kind": "round_robin", "selectable": ["session"]}
+    with_router(scenario, policy=policy, log={"requests": {"file": str(path)}})
 
 
 def test_bodies_are_written_if_asked_for(tmp_path: Path) -> None:

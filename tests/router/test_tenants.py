@@ -82,7 +82,7 @@ def test_a_rate_is_refused_with_when_to_come_back(limits: dict[str, Any], limit:
         answer = await rig.ask(**A)
         assert code(answer) == (429, f"tenant_{limit}")
         assert 5 <= int(answer.field("retry-after") or 0) <= 100
-        assert f"limits.{limit}" in answer.error["message"]
+        assert f"limits.{limit}" in answer.error["message"] and answer.error["type"] == "rate_limit_error"
         for _ in range(3):
             assert (await rig.ask(**B)).status == 200
         assert rig.counters.tenants["acme"].turned_away == {f"tenant_{limit}": 1}

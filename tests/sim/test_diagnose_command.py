@@ -53,6 +53,26 @@ def test_a_log_as_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
     assert "sk-abcdefghijklmnop" not in out
 
 
+@pytest.mark.parametrize(
+    ("given", "title", "assumed"),
+    [
+        ([], "3 replicas of 3,000,000 KV tokens (assumed)", True),
+        (["--capacity", "400000"], "3 replicas of 400,000 KV tokens", False),
+        (["--model", "llama-3.1-8b"], "3 replicas of ", False),
+    ],
+)
+def test_a_cache_size_that_is_assumed_is_said_to_be(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, given: list[str], title: str, assumed: bool
+) -> None:
+    log = write(tmp_path, log_rows())
+    code, out, _ = run(capsys, log, *given)
+    said = " ".join(out.split())
+    assert code == 0 and title in said
+    assert ("3,000,000 KV tokens a replica are assumed" in said) is assumed
+    assert ("(assumed)" in said) is ("--capacity TOKENS" in said) is assumed
+    assert orjson.loads(run(capsys, log, *given, "--json")[1])["capacity_assumed"] is assumed
+
+
 def test_json_adds_up(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, _ = run(
         capsys, write(tmp_path, log_rows()), "--json", "--policy", "predicted_finish,round_robin"

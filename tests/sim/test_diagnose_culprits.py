@@ -186,6 +186,27 @@ def test_routing_that_spreads_prefixes(tmp_path: Path) -> None:
     assert found.cause is Cause.ROUTING
     assert faulty.account.tokens(Cause.ROUTING) == faulty.pooled_tokens - faulty.as_routed_tokens
     assert "predicted_finish wins" in found.advice
+    assert found.advice.endswith("if the log is not of predicted_finish already")
+
+
+@pytest.mark.parametrize(
+    ("known", "says"),
+    [
+        (["round_robin"], "predicted_finish wins"),
+        (["round_robin", "predicted_finish"], "predicted_finish wins"),
+        (["predicted_finish"], "the log is of predicted_finish already, so no other policy"),
+    ],
+)
+def test_a_log_that_names_its_policy_is_advised_no_policy_that_it_has(
+    tmp_path: Path, known: list[str], says: str
+) -> None:
+    rows = [
+        {"body": body, "replica": f"r{number % 4}", "policy": known[number % len(known)]}
+        for number, body in enumerate(chats())
+    ]
+    found = worst(diagnosed(tmp_path, rows, replicas=4))
+    assert found.cause is Cause.ROUTING and says in found.advice
+    assert "if the log is not" not in found.advice
 
 
 @pytest.mark.parametrize(

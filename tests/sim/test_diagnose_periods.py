@@ -185,7 +185,8 @@ def test_a_live_router_is_asked(capsys: pytest.CaptureFixture[str], tmp_path: Pa
             run, capsys, write(tmp_path, bodies), "--url", url, "--policy", "round_robin"
         )
         assert code == 0
-        assert "2 replicas of 1,0" in out, "not the default of 3,000,000"
+        assert "2 replicas of 1,0" in out and "KV tokens (assumed)" in out, "not the default of 3,000,000"
+        assert "index.default_capacity_tokens" in out, "which is the router's"
         assert "where the router would send the latest prompts now" in out
         _, out, _ = await asyncio.to_thread(run, capsys, "--url", url, "--json")
         assert orjson.loads(out)["tables"][0]["title"] == "Replicas"
