@@ -62,17 +62,22 @@ class RouterProcess:
 
 @asynccontextmanager
 async def router_process(
-    folder: Path, replicas: Sequence[FakeReplica | str], *, command: str = "serve", **keys: Any
+    folder: Path,
+    replicas: Sequence[FakeReplica | str],
+    *,
+    command: str = "serve",
+    under: Sequence[str] = (),
+    **keys: Any,
 ) -> AsyncIterator[RouterProcess]:
     """Start a router from a file in ``folder``, before ``replicas`` or URLs; killed at the end if it still
-    runs."""
+    runs. ``under``: a command that runs the one behind it in its own place."""
     config = folder / "router.yaml"
     urls = [replica if isinstance(replica, str) else replica.url for replica in replicas]
     named = [{"url": url, "name": f"r{index}"} for index, url in enumerate(urls)]
     addresses = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"}
     config.write_text(yaml.safe_dump(addresses | {"replicas": named} | keys))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "warmroute", command, str(config)),
+        *(*under, sys.executable, "-m", "warmroute", command, str(config)),
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
