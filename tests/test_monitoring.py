@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PROMETHEUS = ROOT / "configs/prometheus"
 DASHBOARDS = sorted((ROOT / "configs/grafana/dashboards").glob("*.json"))
 OF_PROMETHEUS = {"instance", "job", "le"}
+GRID_COLUMNS = 24
+UNITS = {"none", "short", "s", "percentunit", "reqps", "ops"}
 _NAME = re.compile(r"\bwarmroute[\w:]+")
 _SELECTOR = re.compile(r"(warmroute_\w+)\{([^}]*)\}")
 _STRING = re.compile(r'"[^"]*"')
@@ -140,13 +142,36 @@ def test_prometheus_reads_the_rules_and_grafana_the_dashboard() -> None:
     assert provider["options"]["path"] in mounted and DASHBOARDS
     for panel in _panels():
         assert {target["datasource"]["uid"] for target in panel["targets"]} == {source["uid"]}
-    cells = [
-        (panel["gridPos"]["y"] + down, panel["gridPos"]["x"] + right)
-        for panel in _panels()
-        for down in range(panel["gridPos"]["h"])
-        for right in range(panel["gridPos"]["w"])
-    ]
-    assert len(cells) == len(set(cells)), "panels overlap"
+
+
+def test_every_panel_says_what_it_shows_and_in_which_unit_and_has_a_place_of_its_own() -> None:
+    """As Grafana 11.6's types of a dashboard want it; the units are its ids."""
+    for path in DASHBOARDS:
+        board = json.loads(path.read_text())
+        assert board["uid"] and len(board["uid"]) <= 40 and board["title"] and "id" not in board
+        panels, taken = board["panels"], set()
+        for panel in panels:
+            assert panel["title"] and panel["description"].endswith("."), panel["title"]
+            assert panel["fieldConfig"]["defaults"]["unit"] in UNITS, panel["title"]
+            assert {"calcs", "displayMode", "placement", "showLegend"} <= panel["options"]["legend"].keys()
+            place = panel["gridPos"]
+            assert place["w"] > 0 and place["h"] > 0 and min(place["x"], place["y"]) >= 0
+            assert place["x"] + place["w"] <= GRID_COLUMNS, panel["title"]
+            cells = {
+                (x, y)
+                for x in range(place["x"], place["x"] + place["w"])
+                for y in range(place["y"], place["y"] + place["h"])
+            }
+            assert not cells & taken, f"{panel['title']} lies on another"
+            taken |= cells
+            refs = [target["refId"] for target in panel["targets"]]
+            assert refs and len(refs) == len(set(refs))
+        assert (
+            len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
+        )
+        variables = {one["name"] for one in board["templating"]["list"]}
+        asked = set(re.findall(r"\$\{?(\w+)", json.dumps(panels))) - {"__rate_interval"}
+        assert asked <= variables
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian's package prometheus)")
