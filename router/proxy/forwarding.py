@@ -109,7 +109,7 @@ def admitted(
     found = tenancy.caller(authorization)
     if isinstance(found, RouterError):
         return None, found
-    return found, closed or found.path_refusal(head.path)
+    return found, closed or (found.path_refusal(head.path) if routed else None)
 
 
 def is_via(line: bytes, hop: bytes) -> bool:

@@ -2,7 +2,7 @@
 
 A path is looked at as the most lenient server would read it: decoded as often as it was encoded, whatever the
 case of its letters, with slashes that stand together as one and the last one left out, as is white space
-around a segment.
+around a segment. A ``#`` is none of a path: some servers end it there (httptools), others do not.
 """
 
 import re
@@ -49,7 +49,7 @@ def plain_path(path: bytes) -> bytes | None:
     >>> plain_path(b"/v1//%2566iles/%20/a%20;b=c/"), plain_path(b"/v1/%" + b"25" * 9)
     (b'/v1/files/a', None)
     """
-    if len(path) > MOST_PATH_BYTES:
+    if len(path) > MOST_PATH_BYTES or b"#" in path:
         return None
     for _ in range(MOST_DECODINGS):
         decoded = unquote_to_bytes(path)

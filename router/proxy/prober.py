@@ -31,6 +31,7 @@ log = logging.getLogger("warmroute.prober")
 
 REPORT_BYTES = 4 * 1024 * 1024
 """A longer page is not read on."""
+MODELS = "/v1/models"
 MODELS_EVERY = 15
 UNKNOWN_AGAIN_S = 0.5
 """So soon a replica is asked again that did not answer its first probe in time."""
@@ -51,6 +52,8 @@ class Prober:
         """Of which that was logged."""
         self._sharing_told: dict[ReplicaState, str | None] = {}
         """The last that was logged of a cache which tenants would share."""
+        self._spoke: set[ReplicaState] = set()
+        """Which have answered at ``/v1/models`` since last found ill, if only by a 404."""
         self._no_models: set[ReplicaState] = set()
         """The same: which have told no models."""
         self._tasks: dict[ReplicaState, asyncio.Task[None]] = {}
@@ -81,6 +84,7 @@ class Prober:
         self._refuse_salts.discard(replica)
         self._no_models.discard(replica)
         self._sharing_told.pop(replica, None)
+        self._spoke.discard(replica)
         task = self._tasks.pop(replica)
         del self._accesses[replica], self._doubted[replica]
         task.cancel()
@@ -118,12 +122,14 @@ class Prober:
         while replica in self._accesses:
             failure = await self._probe(session, replica)
             well = failure is None
-            again = rounds % MODELS_EVERY == 0
+            again = rounds % MODELS_EVERY == 0 or replica.engine is None
             if well and (again or not replica.models):
                 await self._ask_models(reader, replica)
             if well:
                 await self._ask_load(reader, replica, again=again)
             rounds = rounds + 1 if well else 0  # another server may answer next
+            if not well:
+                self._spoke.discard(replica)
             self._cache_warnings.look(replica)
             after = replica.health.state
             if not asked.done():
@@ -211,7 +217,7 @@ class Prober:
             self._fleet.load_reported(replica.index, report, self._clock())
             self._warn_of_salts(replica, report)
         engine = reader.engine
-        if again:
+        if again and (engine is not None or replica in self._spoke):
             self._fleet.engine_found(replica.index, UNNAMED if engine is None else engine.kind)
         if engine is not None and engine is not before:
             log.info("replica %s runs %s", replica.name, engine.title)
@@ -262,6 +268,8 @@ class Prober:
     async def _read(self, session: aiohttp.ClientSession, replica: ReplicaState, path: str) -> bytes | None:
         try:
             async with self._get(session, replica, path) as answer:
+                if path == MODELS and answer.status < 500:
+                    self._spoke.add(replica)
                 if answer.status != 200:
                     return None
                 return await _body(answer)

@@ -23,7 +23,8 @@ from router.routing.tenant import Tenant
 from router.routing.tenant_book import TenantBook
 from router.tenants_config import PUBLIC, TenantConfig, TenantsConfig
 
-_ONE_MODEL = b"/v1/models/"
+_ALL_MODELS = b"/v1/models"
+_ONE_MODEL = _ALL_MODELS + b"/"
 HOLD_ROOM = 4.0
 """A tenant may hold, and receive, so many times the room that is left for all: alone four fifths of it, and
 always a place is left for one that comes later (dynamic thresholds, Choudhury and Hahne 1998)."""
@@ -62,13 +63,16 @@ class Caller:
         return None if self.models is None or model in self.models else MODEL_NOT_ALLOWED
 
     def path_refusal(self, path: bytes) -> RouterError | None:
-        """Why it may not ask for ``path``: what ``/v1/models`` does not list it is not told about."""
+        """Why it may not ask a replica for ``path``: what ``/v1/models`` leaves out it is not told of."""
         if self.models is None:
             return None
         plain = plain_path(path)
         if plain is None:
             return MODEL_NOT_ALLOWED
-        if not plain.lower().startswith(_ONE_MODEL):
+        spelt = plain.lower()
+        if spelt == _ALL_MODELS:  # the replica's own list, with all it has
+            return MODEL_NOT_ALLOWED
+        if not spelt.startswith(_ONE_MODEL):
             return None
         return self.model_refusal(plain[len(_ONE_MODEL) :].decode("utf-8", "replace"))
 

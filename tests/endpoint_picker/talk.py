@@ -15,6 +15,7 @@ from router.proxy.counters import Counters
 from router.proxy.fleet_config import make_fleet
 from router.proxy.request_head import STEERING_HEADERS
 from router.proxy.service import Service
+from router.routing.replica_state import UNNAMED
 from tests.fakes.proxy_rig import CHAT_STREAM
 
 DESTINATION = "x-gateway-destination-endpoint"
@@ -31,6 +32,7 @@ class Talk:
         self.fleet = make_fleet(made)
         for replica in self.fleet.replicas:
             self.fleet.probe_succeeded(replica.index, 0.0)
+            self.fleet.engine_found(replica.index, replica.engine or UNNAMED)
         self.counters = Counters()
         self.service = Service(self.fleet, made, self.counters, lambda: 1.0)
         self.endpoints = Endpoints(self.fleet)

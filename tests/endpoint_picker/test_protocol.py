@@ -14,14 +14,24 @@ from router.endpoint_picker.ext_proc_pb2 import (
     ProcessingRequest,
 )
 from tests.endpoint_picker.talk import BODY, ENDPOINTS, Talk, add, kinds, picked
+from tests.fakes.tenants import tenants
 
 
 def test_a_closed_path_is_refused_from_its_head() -> None:
     talk = Talk(refused_paths=["/v1/load_lora_adapter"])
-    (reply,) = talk.head(**{":path": "/v1/load%5Flora_adapter"})
-    assert reply.immediate_response.status.code == 403 and b"path_refused" in reply.immediate_response.body
-    talk.begin()
+    for path in ("/v1/load%5Flora_adapter", "/v1/load_lora_adapter#a"):
+        (reply,) = talk.head(**{":path": path})
+        refused = reply.immediate_response
+        assert refused.status.code == 403 and b"path_refused" in refused.body
+        talk.begin()
     assert talk.head() == []
+
+
+def test_a_tenant_with_models_of_its_own_gets_no_replicas_list_of_all() -> None:
+    talk = Talk(tenants=tenants({"name": "acme", "keys": ["sk-a"], "models": ["m"]}))
+    (reply,) = talk.head(last=True, authorization="Bearer sk-a", **{":method": "GET", ":path": "/v1/models"})
+    refused = reply.immediate_response
+    assert refused.status.code == 403 and b"model_not_allowed" in refused.body
 
 
 # --- ways to send bodies --------------------------------------------------------------------------

@@ -10,9 +10,9 @@ from router.endpoint_picker.ext_proc_pb2 import BUFFERED
 from router.proxy.isolation import sharing_engines
 from router.routing.replica_state import UNNAMED
 from tests.endpoint_picker.talk import ENDPOINTS, Talk
-from tests.fakes.fake_replica import Send, Wait, sized
+from tests.fakes.fake_replica import Hang, Send, Wait, sized
 from tests.fakes.proxy_rig import CHAT, Rig, until, with_rig
-from tests.fakes.router_rig import RouterRig, with_router
+from tests.fakes.router_rig import QUICK_HEALTH, RouterRig, with_router
 from tests.fakes.tenants import A, B, code, tenants
 from tests.router.test_tenant_salts import FORM, part
 
@@ -41,6 +41,7 @@ def seen(rig: Rig | RouterRig) -> list[int]:
         "/v1//Embeddings/",
         "/v1/%65mbeddings",
         "/v1/embeddings;a?b=c",
+        "/v1/embeddings#a",
         "/v1/%" + "25" * 9 + "65mbeddings",
     ],
 )
@@ -134,15 +135,17 @@ def test_what_a_replica_turns_out_to_be_counts_while_a_request_waits() -> None:
     with_rig(scenario, each=[{}], tenants=tenants(), policy={"kind": "predicted_finish"})
 
 
-def test_a_server_that_was_not_asked_yet_gets_no_prompt_that_some_engine_does_not_part() -> None:
+def test_a_server_that_was_not_asked_yet_gets_no_prompt_of_tenants() -> None:
     async def scenario(rig: Rig) -> None:
         replica = next(iter(rig.fleet.replicas))
         replica.engine = None
         rig.fleet.replicas.changed()
-        assert code(await rig.ask(EMBED, EMBEDDINGS, **A)) == (503, "no_replica")
-        assert (await rig.ask(CHAT, **A)).status == 200
+        for path in (EMBEDDINGS, "/v1/chat/completions"):
+            assert code(await rig.ask(EMBED, path, **A)) == (503, "no_replica")
+        assert (await rig.ask(b"", "/v1/models/m", method="GET", **A)).status == 200
         rig.fleet.engine_found(0, UNNAMED)
-        assert (await rig.ask(EMBED, EMBEDDINGS, **A)).status == 200
+        for path in (EMBEDDINGS, "/v1/chat/completions"):
+            assert (await rig.ask(EMBED, path, **A)).status == 200
 
     with_rig(scenario, tenants=tenants())
 
@@ -179,6 +182,31 @@ def test_an_engine_that_was_found_out_is_known_at_once_and_a_reload_changes_the_
         assert (await rig.ask(EMBED, EMBEDDINGS, **A)).status == 200
 
     with_router(scenario, before=engines, tenants=tenants())
+
+
+@pytest.mark.parametrize("models", [Send(sized(b"{}", 503, "Loading")), Hang()], ids=["503", "late"])
+def test_a_server_is_unnamed_once_it_answers_for_its_models_and_not_before(models: Any) -> None:
+    """llama.cpp is well, and busy: who it is, it will tell."""
+
+    def mute(replica: Any) -> None:
+        replica.probe = lambda probe: [models if probe.target == b"/v1/models" else Send(sized(b""))]
+
+    async def scenario(rig: RouterRig) -> None:
+        await rig.until_health("r0", "healthy")
+        asked = len(rig.replica.probes)
+        await until(lambda: len(rig.replica.probes) > asked + 8)
+        assert code(await rig.ask(CHAT, **A)) == (503, "no_replica") and not rig.replica.requests
+        rig.replica.probe = owned_by("llamacpp")
+        (replica,) = rig.router.fleet.replicas
+        await until(lambda: replica.engine == "llamacpp")  # at the next probe
+        assert code(await rig.ask(CHAT, **A)) == REFUSED
+        await rig.reload(rig.entry(1))
+        rig.replicas[1].probe = [Send(sized(b"", 404, "Not Found"))]
+        await until(lambda: UNNAMED in {one.engine for one in rig.router.fleet.replicas})
+        assert (await rig.ask(CHAT, **A)).status == 200
+
+    health = {**QUICK_HEALTH, "timeout_s": 0.2}
+    with_router(scenario, replicas=2, known=1, before=mute, tenants=tenants(), health=health)
 
 
 def test_explain_leaves_out_what_tenants_would_share() -> None:

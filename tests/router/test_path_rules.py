@@ -20,6 +20,8 @@ SPELLINGS = [
     ("POST", "/v1/%6Coad_lora_adapter"),
     ("POST", "/v1/Load_LoRA_adapter"),
     ("POST", "/v1/load_lora_adapter;a=b"),
+    ("POST", "/v1/load_lora_adapter#"),
+    ("POST", "/v1/load_lora_adapter#/x?y"),
     ("POST", "/v1/load_lora_adapter%00"),
     ("POST", "/v1/load_lora_adapter%20"),
     ("POST", "/v1/%09/load_lora_adapter%0a"),

@@ -51,7 +51,16 @@ def test_models_of_others_are_neither_listed_nor_served() -> None:
         unnamed = {key: value for key, value in CHAT.items() if key != "model"}
         assert code(await rig.ask(unnamed, **B)) == (403, "model_not_allowed")
         assert code(await rig.ask({**CHAT, "model": "other"}, **B)) == (404, "model_not_found")
-        assert code(await rig.get("/v1/models/m", **B)) == (403, "model_not_allowed")
+        spelt = (
+            "/v1/models/m",
+            "/v1/models%2Fm",
+            "/v1/%6dodels",
+            "/v1/models/",
+            "/v1//Models",
+            "/v1/models#",
+        )
+        for path in spelt:  # a replica would list all that it has
+            assert code(await rig.get(path, **B)) == (403, "model_not_allowed")
         for adapters in ("other", ["m", "other"], [["m"]], {"m": 1}, 7):
             refused = await rig.ask({**CHAT, "lora_path": adapters}, **A)
             assert code(refused) == (403, "model_not_allowed") and refused.error["param"] == "lora_path"
