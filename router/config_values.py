@@ -3,7 +3,7 @@
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationInfo, field_validator
 
@@ -31,7 +31,10 @@ class Section(BaseModel):
         """YAML's yes, no, on and off are no numbers, and only secrets are read from the environment."""
         kind = cls.model_fields[info.field_name or ""].annotation
         if isinstance(value, bool) and kind is not bool and bool not in get_args(kind):
-            raise ValueError("expected no yes or no")
+            words = "another value, or quotes around it"
+            if get_origin(kind) is Literal:
+                words = " or ".join(get_args(kind))
+            raise ValueError(f"expected {words}; YAML reads on, off, yes and no as true and false")
         if isinstance(value, str) and _VARIABLE.search(value) and "SecretStr" not in repr(kind):
             raise ValueError("only secrets are read from the environment; write the value")
         return value

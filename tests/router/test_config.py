@@ -145,6 +145,22 @@ def test_merge_keys_are_not_duplicates(tmp_path: Path) -> None:
     ]
 
 
+def test_off_where_a_word_belongs_is_told_the_words() -> None:
+    for data, says in (
+        (
+            {"replicas": TWO, "log": {"level": False}},
+            "log.level: expected debug or info or warning or error; YAML",
+        ),
+        (
+            {"replicas": TWO, "slo": {"ttft_ms": True}},
+            "slo.ttft_ms: expected another value, or quotes around it",
+        ),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            parse_config(data, "router.yaml")
+        assert says in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("data", "says"),
     [
