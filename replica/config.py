@@ -59,7 +59,8 @@ class ReplicaConfig(Section):
     """Cores for one step; all of the machine's unless set."""
 
     kv_tokens: PositiveInt | None = None
-    """Tokens the KV cache holds; 65,536 or what fits in 3 GiB unless set. Memory is taken as it fills."""
+    """Tokens the KV cache holds; 65,536 or what fits in 3 GiB unless set. Memory is taken as it
+    fills, 256 MiB ahead."""
     block_size: Annotated[int, Field(ge=1, le=512)] = 16
     """Tokens in a KV block."""
     prefix_caching: bool = True

@@ -75,10 +75,11 @@ class Engine:
             kv_int8=limits.kv_int8,
             states=self._states,
         )
+        self._kv = self._runner.kv
         self._scheduler = Scheduler(cache, limits.scheduler_limits(cache.block_size))
         self._tiers: EngineTiers | None = None
         if limits.tiers is not None:
-            self._tiers = EngineTiers(model, limits, limits.tiers, self._runner.kv, self._scheduler)
+            self._tiers = EngineTiers(model, limits, limits.tiers, self._kv, self._scheduler)
         self._tokenizer = model.tokenizer
         self._seeds = random.Random(seed)
         self._replies: dict[str, _Reply] = {}
@@ -181,6 +182,10 @@ class Engine:
             if delta is not None:
                 deltas.append(delta)
         return deltas
+
+    def prepare(self) -> bool:
+        """Do a bit, a few ms, of what later steps need, while there is no work; False: nothing is left."""
+        return self._kv.take_ahead()
 
     def load(self) -> LoadReport:
         """Gauges and counters of scheduler and cache."""

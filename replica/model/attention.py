@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as functional
 
 from replica.model.attention_masks import AttentionMasks
-from replica.model.attention_products import QUERY_RUN, ChunkProducts
+from replica.model.attention_products import QUERY_RUN, ChunkProducts, ScoreMemory
 from replica.model.paged_kv import PagedKv
 from replica.model.processor import has_amx
 from replica.model.step_plan import DecodeGroup, PrefillSpan, StepPlan
@@ -34,11 +34,12 @@ class PagedAttention:
         kv: PagedKv,
         heads: int,
         out: torch.Tensor,
+        memory: ScoreMemory,
         *,
         batch_invariant: bool,
     ) -> None:
         """``heads``: query heads. ``out`` [tokens or more, heads * head_dim]: where each layer's result goes,
-        in the type of queries, keys and values.
+        in the type of queries, keys and values. ``memory``: of all steps.
 
         ``batch_invariant``: a query's result is the same to the last bit whoever else is in the call; needs
         a plan that pads contexts, and SPARE_ROWS.
@@ -51,9 +52,10 @@ class PagedAttention:
         if batch_invariant or out.dtype != torch.bfloat16:
             unit = QUERY_ROWS if batch_invariant else 1
             self._parts += [_FusedChunk(span, kv, out, masks, unit) for span in plan.prefills]
+        elif has_amx():
+            self._parts += [_FoldedChunk(span, kv, heads, out, masks) for span in plan.prefills]
         else:
-            form = _FoldedChunk if has_amx() else ChunkProducts
-            self._parts += [form(span, kv, heads, out, masks) for span in plan.prefills]
+            self._parts += [ChunkProducts(span, kv, heads, out, masks, memory) for span in plan.prefills]
 
     def __call__(self, layer: int, window: int | None, queries: torch.Tensor, kv: torch.Tensor) -> None:
         """Attend and write into ``out``.

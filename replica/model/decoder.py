@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as functional
 
 from replica.model.attention import SPARE_ROWS, PagedAttention
+from replica.model.attention_products import ScoreMemory
 from replica.model.linear_attention import LinearAttention, StateMemory
 from replica.model.paged_kv import PagedKv
 from replica.model.shape import ModelShape, inverse_frequencies
@@ -37,6 +38,7 @@ class Decoder:
         self._weights = weights
         self._dtype = weights.embedding.dtype
         self._batch_invariant = batch_invariant
+        self._score_memory = ScoreMemory()
         angles = torch.outer(
             torch.arange(shape.context, dtype=torch.float32),
             torch.tensor(inverse_frequencies(shape.rotary, shape.head_dim), dtype=torch.float32),
@@ -61,8 +63,16 @@ class Decoder:
         exact = torch.empty_like(hidden)
         room = (exact, exact if self._dtype == torch.float32 else torch.empty_like(hidden, dtype=self._dtype))
         turns = self._turns.index_select(0, plan.positions)[:, None]
-        attend = PagedAttention(plan, self.kv, shape.heads, attended, batch_invariant=self._batch_invariant)
+        attend = PagedAttention(
+            plan,
+            self.kv,
+            shape.heads,
+            attended,
+            self._score_memory,
+            batch_invariant=self._batch_invariant,
+        )
         rotate = _Rotation(turns, shape, self._dtype)
+        stored = self.kv.rows(plan.slots)
         recur = None
         if self._states is not None:
             recur = LinearAttention(plan.states, self._states, shape.norm_eps)
@@ -73,7 +83,7 @@ class Decoder:
             if layer.decay is not None and recur is not None:
                 recur(number, queries, kv, layer.decay(normed), attended[:tokens])
             else:
-                self.kv.store(number, plan.slots, kv[:tokens])
+                self.kv.store(number, stored, kv[:tokens])
                 attend(number, shape.windows[number], queries, kv)
             hidden += layer.output(attended)
             if layer.output_bias is not None:

@@ -26,6 +26,8 @@ log = logging.getLogger("warmroute.replica")
 _Command = Callable[[Engine], None]
 Arguments = TypeVarTuple("Arguments")
 Answer = TypeVar("Answer")
+IDLE_S = 0.02
+"""Nothing to do for so long: time to prepare. The next request of a client often comes sooner."""
 EventSink = Callable[[float, Sequence[CacheEvent]], None]
 """Takes the cache events of one step and when it ended, in seconds since 1970; called on the event loop."""
 
@@ -219,7 +221,7 @@ class EngineThread:
         self._turn_began_s = None if wait else time.monotonic()
         while True:
             try:
-                command = self._commands.get(block=wait)
+                command = self._wait_for_command() if wait else self._commands.get_nowait()
             except queue.Empty:
                 return True
             self._turn_began_s = time.monotonic()
@@ -227,6 +229,17 @@ class EngineThread:
                 return False
             command(self._engine)
             wait = False
+
+    def _wait_for_command(self) -> _Command | None:
+        """The next one; if it is long in coming, the engine prepares meanwhile."""
+        patience_s = IDLE_S
+        while True:
+            try:
+                return self._commands.get(timeout=patience_s)
+            except queue.Empty:
+                if not self._engine.prepare():
+                    return self._commands.get()
+            patience_s = 0.0
 
     def _add(self, engine: Engine, requests: Sequence[Request]) -> None:
         for request in requests:

@@ -2,6 +2,8 @@
 
 Decode of SmolLM2-135M at 8 in bf16, one core of a Zen 4: 32.6 ms a step, with pages of 4 KiB 37.8. glibc asks
 the kernel for such pages if a tunable says so that it reads before the program begins; so it begins anew.
+Then all threads share one arena: that of the engine's thread alone gives memory back to the kernel and takes
+it again in one and the same step (40 to 60 ms of a cold prompt of 1,001 tokens, 13 with one arena).
 """
 
 import os
@@ -11,6 +13,7 @@ from pathlib import Path
 
 TUNABLES = "GLIBC_TUNABLES"
 HUGE_PAGES = "glibc.malloc.hugetlb"
+ARENAS = "glibc.malloc.arena_max"
 MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -34,7 +37,7 @@ def with_huge_pages(environment: Mapping[str, str], modes: str) -> dict[str, str
     """``environment`` with the tunable; None: nobody or everybody gets them, or the operator has spoken.
 
     >>> with_huge_pages({}, "always [madvise] never")
-    {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}
+    {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1'}
     >>> with_huge_pages({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}, "always [madvise] never") is None
     True
     >>> with_huge_pages({}, "[always] madvise never") is None
@@ -43,4 +46,5 @@ def with_huge_pages(environment: Mapping[str, str], modes: str) -> dict[str, str
     given = environment.get(TUNABLES, "")
     if "[madvise]" not in modes or HUGE_PAGES in given:
         return None
-    return {**environment, TUNABLES: ":".join([*filter(None, [given]), f"{HUGE_PAGES}=1"])}
+    wanted = [f"{HUGE_PAGES}=1"] + [f"{ARENAS}=1"] * (ARENAS not in given)
+    return {**environment, TUNABLES: ":".join([*filter(None, [given]), *wanted])}

@@ -129,8 +129,7 @@ def test_B012_the_process_of_an_engine_that_died_ends_with_1(monkeypatch: pytest
 @pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES)
 def test_B015_identical_prompts_of_one_tick_on_memory_full_of_junk(cache: CacheSettings) -> None:
     engine = make_engine(cache=cache, max_batched_tokens=64)
-    for layer in engine._runner.kv._layers:
-        layer.fill_(1e4)
+    engine._runner.kv._memory.fill_(1e4)
     asked = [greedy_request(f"{at}", _prompt(100), 8) for at in range(16)]
     for request in asked:
         engine.add(request)

@@ -29,7 +29,11 @@ def test_doctests() -> None:
 def test_what_the_operator_says_of_other_tunables_stays() -> None:
     given = {TUNABLES: "glibc.malloc.check=0", "OTHER": "1"}
     assert with_huge_pages(given, "always [madvise] never") == given | {
-        TUNABLES: "glibc.malloc.check=0:glibc.malloc.hugetlb=1"
+        TUNABLES: "glibc.malloc.check=0:glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"
+    }
+    given = {TUNABLES: "glibc.malloc.arena_max=4"}
+    assert with_huge_pages(given, "always [madvise] never") == {
+        TUNABLES: "glibc.malloc.arena_max=4:glibc.malloc.hugetlb=1"
     }
 
 
@@ -37,7 +41,7 @@ def test_what_the_operator_says_of_other_tunables_stays() -> None:
 @pytest.mark.parametrize(
     ("command", "modes", "begins", "tunables"),
     [
-        ("replica", "always [madvise] never", 2, "glibc.malloc.hugetlb=1"),
+        ("replica", "always [madvise] never", 2, "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"),
         ("replica", "always madvise [never]", 1, "None"),
         ("replica", None, 1, "None"),
         ("tests/replica", "always [madvise] never", 1, "None"),
