@@ -33,7 +33,10 @@ def run(args: argparse.Namespace) -> int:
         )
         return 2
     try:
-        result = _from_router(args.url, body, args.tenant) if args.url else _from_config(args.config, body)
+        if args.url:
+            result = _from_router(args.url, body, args.tenant)
+        else:
+            result = _from_config(args.config, body, args.request)
     except ConfigError as error:
         print(f"warmroute explain: {error}", file=sys.stderr)
         return 2
@@ -54,7 +57,8 @@ def _from_router(url: str, body: bytes, tenant: str | None) -> dict[str, Any]:
     return result
 
 
-def _from_config(path: str, body: bytes) -> dict[str, Any]:
+def _from_config(path: str, body: bytes, request: str) -> dict[str, Any]:
+    """``request``: the name of the file that ``body`` is from."""
     from router.proxy.counters import Counters
     from router.proxy.fleet_config import make_fleet
     from router.proxy.prefill_request import splittable
@@ -65,6 +69,6 @@ def _from_config(path: str, body: bytes) -> dict[str, Any]:
     reader = make_prompt_reader(config, lambda: fleet.caches.exact.namings, Counters())
     prompt = read_prompt(body) if reader is None else reader.read_now(body)
     if not prompt.units:
-        raise ValueError(no_prompt(body))
+        raise ConfigError(f"{request}: {no_prompt(body)}")
     decision, rows, asked = fleet.explain(prompt, time.monotonic(), two_steps=splittable(body))
     return explanation(fleet, decision, rows, asked)

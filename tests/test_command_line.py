@@ -63,7 +63,7 @@ def test_what_cannot_be_explained_is_named(
     request = tmp_path / "request.json"
     request.write_text(request_body)
     code, _, err = run(capsys, "explain", config_file(tmp_path, MINIMAL), str(request))
-    assert code == 1 and says in err
+    assert code == 2 and f"{request}: " in err and says in err
 
 
 @pytest.mark.parametrize("command", COMMANDS)
