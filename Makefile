@@ -49,7 +49,7 @@ pure: ## remove what make compile made: plain Python again
 	rm -rf ./*__mypyc*.so build
 
 test-compiled: compile ## the router's tests on what make compile made
-	$(PYTEST) tests/router tests/contract || $(FAILED_ALONE)
+	$(PYTEST) tests/router tests/contract tests/state tests/endpoint_picker || $(FAILED_ALONE)
 
 load: $(VENV)/dev.stamp ## streaming chat, agent and RAG users against a router with tiny replicas, 20 seconds
 	$(BIN)/python -m tests.load.run_load $(LOAD_ARGS)

@@ -12,8 +12,9 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CCompilerError, ExecError, PlatformError
 
-NOT_COMPILED = ("key_hints.py", "kv_events_wire.py", "peer_events.py", "yaml_file.py")
-"""Classes that msgspec makes on import, or with a parent of PyYAML's: mypyc cannot; words for errors."""
+NOT_COMPILED = ("key_hints.py", "kv_events_wire.py", "learned.py", "peer_events.py", "yaml_file.py")
+"""Classes that msgspec makes on import or whose types it reads, or with a parent of PyYAML's: mypyc cannot;
+words for errors."""
 DECIDES = tuple(
     path
     for folder in ("replica/contract", "router/routing")

@@ -9,7 +9,8 @@ from typing import Final
 from replica.contract.prefill_cost import DecodeCost, PrefillCost
 from router.routing.cost_shape import FORGET_PER_OBSERVATION, CostShape, Parts
 from router.routing.fleet_speed import DECODE_LESSON_WEIGHT, FleetSpeed
-from router.routing.learned_speed import CostFit, Learned, bounded
+from router.routing.learned import Learned
+from router.routing.learned_speed import CostFit, bounded
 from router.routing.ledger import Speed
 from router.routing.work_done import WorkDone
 

@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING, Final
 
 from router.routing.cost_shape import AS_PREDICTED, FORGET_PER_OBSERVATION, CostShape, Parts
-from router.routing.learned_speed import Learned, bounded
+from router.routing.learned import Learned
+from router.routing.learned_speed import bounded
 from router.routing.work_done import WorkDone
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from router.routing.learned_speed import Learned
+from router.routing.learned import Learned
 from router.routing.peer_events import PeerEvent
 
 VERSION = b"\x03"
