@@ -113,21 +113,24 @@ class HttpFidelityPlan:
 def usual_plan(model: str) -> HttpFidelityPlan:
     """The defaults; fewer and shorter prompts for models that need half a second for one on a core.
 
-    Caches are so small beside the system prompts that policies differ by more than chance does.
+    Theirs are chosen by simulation alone: half of all requests or more find their system prompt under either
+    policy, so that no median lies between hits and misses, and the misses still part the two. Over 24
+    simulations of seed 1 chance does 2% in TTFT p50 and .4 points of the cached share; mean TTFT differs by
+    28%.
     """
     if model == HttpFidelityPlan().model:
         return HttpFidelityPlan()
     return HttpFidelityPlan(
         model,
-        requests=60,
+        requests=120,
         rounds=2,
         apps=16,
-        system_tokens=300,
-        user_tokens=40,
-        output_tokens=8,
+        system_tokens=200,
+        user_tokens=20,
+        output_tokens=4,
         repeats=1,
-        load=0.5,
-        kv_tokens=2_048,
+        load=0.6,
+        kv_tokens=3_072,
         policies=("round_robin", "predicted_finish"),
     )
 

@@ -44,14 +44,18 @@ class ReplicaModel:
         )
 
     def step_time(self, seed: int) -> NoisyStepTime:
-        """With noise drawn from ``seed``."""
+        """With noise drawn from ``seed``.
+
+        A step with a prefill has that one's fixed part in place of a decode step's, which may be the larger:
+        in one forward pass replies that decode are a few rows more.
+        """
         prefill, decode = self.prefill, self.decode
         steady = LinearStepTime(
             step_s=decode.fixed_s,
             decode_sequence_s=decode.per_sequence_s,
             prefill_token_s=prefill.per_token_s,
             attention_tokens=prefill.attention_tokens,
-            prefill_step_s=max(0.0, prefill.fixed_s - decode.fixed_s),
+            prefill_step_s=prefill.fixed_s - decode.fixed_s,
         )
         return NoisyStepTime(steady, self.samples, random.Random(f"{seed} step times"))
 

@@ -12,7 +12,7 @@ class LinearStepTime:
         step_s                                                every step
       + decode_sequence_s * decoding requests
       + decode_context_token_s * KV positions they read
-      + prefill_step_s                                        if there is prefill in it
+      + prefill_step_s                                        if there is prefill in it (may be below 0)
       + prefill_token_s * sum over chunks of count * (1 + (start + count / 2) / attention_tokens)
 
     A chunk of ``count`` new tokens at position ``start`` attends to ``start + count / 2`` tokens on average;
