@@ -25,6 +25,23 @@ REQUEST_LIMIT_S = 600.0
 ALONE_TOKENS, EIGHT_TOKENS = 96, 64
 SHARERS, SHARERS_TOKENS, SHARERS_OWN_WORDS = 16, 16, 40
 HIT_FRACTIONS = (0.25, 0.5, 0.75, 0.9)
+PAIRS = 2
+"""Cold prompts of a round for each fraction, each with one that shares so much of it right after."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A prompt nobody has, and right after it one that shares its first words: a busy moment meets both."""
+
+    cold_ms: float
+    warm_ms: float
+    hit: float
+    """Fraction of the second that was cached, as reported."""
+
+    @property
+    def ratio(self) -> float:
+        """Cold over warm TTFT."""
+        return self.cold_ms / self.warm_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +60,8 @@ class EngineFigures:
     """CPU per step of eight tokens."""
     shared_s: float
     """16 requests with 500 tokens in common, 40 of their own and 16 to generate, all at once."""
-    hits: dict[float, tuple[float, float]]
-    """By shared fraction of the prompt: (hit fraction as reported, TTFT ms)."""
+    hits: dict[float, list[Pair]]
+    """By shared fraction of the prompt."""
 
 
 @dataclass(slots=True)
@@ -77,11 +94,15 @@ async def measure_engine(
         progress()
         warm = await ask(f"{stem} second", 1)
         progress()
-        hits = {}
-        for share in HIT_FRACTIONS:
+        hits: dict[float, list[Pair]] = {share: [] for share in HIT_FRACTIONS}
+        for share in HIT_FRACTIONS * PAIRS:
+            stem = _text(chance, words)
+            first = await ask(stem, 1)
             shared = stem.split()[: int(words * share)]
             one = await ask(" ".join(shared) + " " + _text(chance, words - len(shared)), 1)
-            hits[share] = (one.cached_tokens / one.prompt_tokens, one.ttft_s * 1e3)
+            hits[share].append(
+                Pair(first.ttft_s * 1e3, one.ttft_s * 1e3, one.cached_tokens / one.prompt_tokens)
+            )
         progress()
         alone = await ask(_text(chance, 20), ALONE_TOKENS)
         progress()

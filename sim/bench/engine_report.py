@@ -65,9 +65,9 @@ def as_json(rounds: Rounds, bookkeeping: Mapping[str, float]) -> dict[str, Any]:
 
 
 def speedup(rounds: Sequence[EngineFigures], share: float) -> tuple[float, float]:
-    """(hit fraction, cold TTFT over the TTFT at that hit), medians over rounds."""
-    hit = statistics.median(one.hits[share][0] for one in rounds)
-    return hit, statistics.median(one.cold_ms / one.hits[share][1] for one in rounds)
+    """(hit fraction, cold TTFT over the TTFT at that hit), medians over the pairs of all rounds."""
+    pairs = [pair for one in rounds for pair in one.hits[share]]
+    return statistics.median(pair.hit for pair in pairs), statistics.median(pair.ratio for pair in pairs)
 
 
 def _speedup(rounds: Sequence[EngineFigures], share: float) -> str:

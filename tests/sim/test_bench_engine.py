@@ -8,7 +8,7 @@ import pytest
 
 import warmroute
 from sim.bench.bookkeeping import CACHES, bookkeeping_us
-from sim.bench.engine_load import EngineFigures
+from sim.bench.engine_load import EngineFigures, Pair
 from sim.bench.engine_report import as_json, engine_table
 from sim.results_table import table_console
 
@@ -56,9 +56,9 @@ def test_a_rival_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Captu
 
 def test_medians_over_rounds() -> None:
     def figures(cold_ms: float, warm_ms: float) -> EngineFigures:
-        return EngineFigures(
-            1_000, cold_ms, 90.0, warm_ms, 900, 50.0, 200.0, 30.0, 2.0, {0.9: (0.9, warm_ms)}
-        )
+        # The first of the figures' own, the second while the machine was twice as slow.
+        pairs = [Pair(cold_ms, warm_ms, 0.9), Pair(2 * cold_ms, 2 * warm_ms, 0.9)]
+        return EngineFigures(1_000, cold_ms, 90.0, warm_ms, 900, 50.0, 200.0, 30.0, 2.0, {0.9: pairs})
 
     rounds = {
         "a": [figures(100.0, 10.0), figures(120.0, 12.0), figures(900.0, 20.0)],
