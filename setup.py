@@ -58,6 +58,7 @@ CARRIES = tuple(
         "tenancy",
         "tenant_request",
         "tries",
+        "turn_writes",
     )
 )
 PICKS = Path("router/endpoint_picker/pick.py")

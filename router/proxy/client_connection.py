@@ -27,6 +27,7 @@ from router.proxy.router_error import (
 from router.proxy.service import Service
 from router.proxy.settings import ProxySettings
 from router.proxy.tenancy import Caller
+from router.proxy.turn_writes import LateWriter
 
 if TYPE_CHECKING:
     from router.proxy.data_plane import DataPlane
@@ -57,7 +58,7 @@ class Phase(Enum):
     CLOSING = auto()
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(LateWriter):
     """One client's connection."""
 
     __slots__ = (
@@ -76,14 +77,13 @@ class ClientConnection(asyncio.Protocol):
         "_unwritten_since",
         "exchange",
         "keep_alive",
-        "transport",
         "write_paused",
     )
 
     def __init__(self, plane: "DataPlane") -> None:
+        super().__init__(plane.service.writes)
         self._plane = plane
         self._service: Service = plane.service
-        self.transport: asyncio.Transport
         self.exchange: Exchange | None = None
         """The request being served by a replica."""
         self.keep_alive = True
@@ -133,9 +133,11 @@ class ClientConnection(asyncio.Protocol):
                 self._read_or_wait()
 
     def eof_received(self) -> None:
+        self.flush()  # before the transport closes
         self._gone()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.drop_unsent()
         self._gone()
         self._arrived()
         self._plane.client_lost(self)
@@ -184,7 +186,7 @@ class ClientConnection(asyncio.Protocol):
                         self._count_receiving(reader.receiving, settings.receiving_bytes)
                     if reader.wants_continue:
                         reader.wants_continue = False
-                        self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                        self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
                     if reader.turn_over:
                         self._turn_over()
                     break
@@ -199,7 +201,7 @@ class ClientConnection(asyncio.Protocol):
             if self.exchange is not None:
                 self.exchange.failed_inside()
             else:
-                self.transport.abort()
+                self._abort()
         finally:
             self._pumping = False
         if self._reading_paused or len(reader.buffer) > AHEAD_BYTES:
@@ -267,9 +269,7 @@ class ClientConnection(asyncio.Protocol):
             self._turn_away(forwarding.refusal, request_id.decode(), head)
         elif forwarding.preflight and service.settings.cors is not None:
             service.count_request("", 204)
-            self.transport.write(
-                service.settings.cors.preflight(head, request_id, keep_alive=self.keep_alive)
-            )
+            self.write(service.settings.cors.preflight(head, request_id, keep_alive=self.keep_alive))
             self._answered()
         elif forwarding.routed:
             self._phase = Phase.SERVING
@@ -277,7 +277,7 @@ class ClientConnection(asyncio.Protocol):
             exchange = self.exchange = Exchange(service, self, head, body, request_id, forwarding, trace)
             exchange.submit()
         else:
-            self.transport.write(
+            self.write(
                 own_answer(
                     service,
                     head,
@@ -324,7 +324,7 @@ class ClientConnection(asyncio.Protocol):
         service.count_error(error)
         service.count_request("", error.status)
         head_only = head.method == b"HEAD"
-        self.transport.write(
+        self.write(
             error_answer(
                 error,
                 request_id,
@@ -355,7 +355,7 @@ class ClientConnection(asyncio.Protocol):
     def refused(self, error: RouterError, request_id: str, *, head_only: bool, detail: str) -> None:
         """The exchange ended without an answer; the client gets ``error``."""
         if self._phase is Phase.SERVING:
-            self.transport.write(
+            self.write(
                 error_answer(
                     error,
                     request_id,
@@ -375,7 +375,8 @@ class ClientConnection(asyncio.Protocol):
         if self._phase is not Phase.SERVING:
             return
         if last:
-            self.transport.write(last)
+            self.write(last)
+        self.flush()
         connection = self.transport.get_extra_info("socket") if reset else None
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
@@ -390,15 +391,17 @@ class ClientConnection(asyncio.Protocol):
         service.count_error(error)
         service.count_request("", error.status)
         request_id = service.new_request_id().decode()
-        self.transport.write(error_answer(error, request_id, keep_alive=False, cors=self._cors_lines))
+        self.write(error_answer(error, request_id, keep_alive=False, cors=self._cors_lines))
         self._phase = Phase.LINGERING
         self._since = None
+        self.flush()
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
     def _close(self) -> None:
         """Close once everything is written."""
         self._phase = Phase.CLOSING
+        self.flush()
         self.transport.close()
 
     def shut_down(self, *, now: bool) -> None:
@@ -413,6 +416,10 @@ class ClientConnection(asyncio.Protocol):
     def abort(self) -> None:
         """Break the connection."""
         self._gone()
+        self._abort()
+
+    def _abort(self) -> None:
+        self.drop_unsent()
         self.transport.abort()
 
     def sweep(self, now: float, settings: ProxySettings) -> None:

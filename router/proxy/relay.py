@@ -63,7 +63,7 @@ class Relay:
         )
         whole = answer.take_whole(data, start)
         if whole is not None:
-            client.transport.write(out + whole)
+            client.write(out + whole)
             self._complete(now)
             return
         self._moved_at = now
@@ -72,9 +72,9 @@ class Relay:
         try:
             body = answer.take(data, start)
         except FramingError:
-            client.transport.write(out)
+            client.write(out)
             raise
-        client.transport.write(out + body)
+        client.write(out + body)
         self._passed()
 
     def continued(self, data: bytes) -> None:
@@ -83,7 +83,7 @@ class Relay:
         answer = self._answer
         body = answer.take(data)
         if body:
-            self._client.transport.write(body)
+            self._client.write(body)
         if answer.news:
             self._passed()
 
@@ -93,7 +93,7 @@ class Relay:
         if clean and answer.until_close:
             out = answer.closed()
             if out:
-                self._client.transport.write(out)
+                self._client.write(out)
             self._passed()
         else:
             self.broken(REPLICA_BROKEN, "connection closed" if clean else "connection reset")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 from router.proxy.asker import Asker
 from router.proxy.body_framing import FramingError
 from router.proxy.response_head import GarbageError, ResponseHead
+from router.proxy.turn_writes import LateWriter
 
 if TYPE_CHECKING:
     from router.proxy.replica_pool import ReplicaPool
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 MAX_HEAD_BYTES = 64 * 1024
 
 
-class ReplicaConnection(asyncio.Protocol):
+class ReplicaConnection(LateWriter):
     """One connection, serving one ``Asker`` at a time."""
 
     __slots__ = (
@@ -26,13 +27,12 @@ class ReplicaConnection(asyncio.Protocol):
         "idle_since",
         "pool",
         "reused",
-        "transport",
         "usable",
     )
 
     def __init__(self, pool: "ReplicaPool") -> None:
+        super().__init__(pool.writes)
         self.pool = pool
-        self.transport: asyncio.Transport
         self.asker: Asker | None = None
         self.idle_since = 0.0
         self.reused = False
@@ -80,6 +80,7 @@ class ReplicaConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.usable = False
+        self.drop_unsent()
         self.pool.lost(self)
         asker = self.asker
         if asker is not None:
@@ -94,9 +95,9 @@ class ReplicaConnection(asyncio.Protocol):
         """Write the request, in two pieces (``Asker.request``); what comes back is told to ``asker``."""
         self.asker = asker
         self._body = False
-        self.transport.write(first)
+        self.write(first)
         if rest:
-            self.transport.write(rest)
+            self.write(rest)
 
     def hold(self) -> None:
         """Stop here: the answer may or may not be wanted."""
@@ -114,7 +115,7 @@ class ReplicaConnection(asyncio.Protocol):
     def release(self, now: float) -> None:
         """The answer is complete and another request may follow."""
         self.asker = None
-        if self.transport.get_write_buffer_size():
+        if self._unsent or self.transport.get_write_buffer_size():
             self.abort()  # it answered before it had the whole request
         elif self.usable:
             self.reused = True
@@ -126,6 +127,7 @@ class ReplicaConnection(asyncio.Protocol):
         """Close in good order."""
         self.asker = None
         self.usable = False
+        self.flush()
         self.transport.close()
 
     def abandon(self) -> None:
@@ -139,6 +141,7 @@ class ReplicaConnection(asyncio.Protocol):
         """Break the connection: the replica is to stop."""
         self.asker = None
         self.usable = False
+        self.drop_unsent()
         self.transport.abort()
 
     # --- the head --------------------------------------------------------------------------------

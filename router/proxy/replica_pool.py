@@ -9,6 +9,7 @@ from router.proxy.replica_access import ReplicaAccess
 from router.proxy.replica_connection import ReplicaConnection
 from router.proxy.response_head import ResponseHead, read_response_head
 from router.proxy.sockets import is_own
+from router.proxy.turn_writes import TurnWrites
 
 if TYPE_CHECKING:
     from router.proxy.attempt import Attempt
@@ -37,11 +38,13 @@ class ReplicaPool:
         "name",
         "port",
         "takes_salt",
+        "writes",
     )
 
-    def __init__(self, name: str, access: ReplicaAccess, counters: Counters) -> None:
+    def __init__(self, name: str, access: ReplicaAccess, counters: Counters, writes: TurnWrites) -> None:
         self.name = name
         self.counters = counters
+        self.writes = writes
         parts = urlsplit(access.url)
         self.host = parts.hostname or ""
         self.port = parts.port or (443 if parts.scheme == "https" else 80)

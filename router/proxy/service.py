@@ -17,6 +17,7 @@ from router.proxy.request_log import RequestLog
 from router.proxy.router_error import RouterError
 from router.proxy.settings import ProxySettings, proxy_settings
 from router.proxy.tenancy import Tenancy
+from router.proxy.turn_writes import TurnWrites
 from router.routing.decision import Decision, Reason
 from router.routing.fleet import Fleet
 from router.routing.hold_queue import Held
@@ -60,6 +61,7 @@ class Service:
         "tenants",
         "tracing",
         "was_ready",
+        "writes",
     )
 
     def __init__(
@@ -68,6 +70,7 @@ class Service:
         self.fleet = fleet
         self.counters = counters
         self.clock = clock
+        self.writes = TurnWrites()
         self.failures = FailureLog(clock)
         self.recent = Recent()
         self.settings: ProxySettings
@@ -196,7 +199,7 @@ class Service:
 
     def replica_added(self, replica: ReplicaState, access: ReplicaAccess) -> None:
         """The fleet has this replica; requests may be sent there."""
-        self._pools[replica] = ReplicaPool(replica.name, access, self.counters)
+        self._pools[replica] = ReplicaPool(replica.name, access, self.counters, self.writes)
 
     def replica_reaccessed(self, replica: ReplicaState, access: ReplicaAccess) -> None:
         """Its key or its TLS changed."""

@@ -87,9 +87,11 @@ class Submission:
         service, body = self.service, self.body
         now = self.started_at = service.clock()
         service.budget.earn()
-        if len(body) >= CHECK_FROM_BYTES and promises_many(body):
-            asyncio.get_running_loop().call_soon(self._submit_crowded)
-            return
+        if len(body) >= CHECK_FROM_BYTES:
+            service.writes.flush()  # nobody else's need wait for this
+            if promises_many(body):
+                asyncio.get_running_loop().call_soon(self._submit_crowded)
+                return
         prompt = self._read(_WHOLE)
         if prompt is not None:
             self._choose(prompt, now)
