@@ -15,10 +15,15 @@ log = logging.getLogger("warmroute.test")
 
 @pytest.fixture(autouse=True)
 def _root_as_it_was() -> Iterator[None]:
-    root = logging.getLogger()
-    level = root.level
+    level = logging.getLogger().level
+    _no_handler()  # one of a test that ran a whole command in this process writes to where nobody reads
     yield
-    root.setLevel(level)
+    logging.getLogger().setLevel(level)
+    _no_handler()
+
+
+def _no_handler() -> None:
+    root = logging.getLogger()
     for handler in [one for one in root.handlers if one.name == HANDLER]:
         root.removeHandler(handler)
 
