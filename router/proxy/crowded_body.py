@@ -30,26 +30,32 @@ _stride: Final = _STRIDES[hash(b"stride") % len(_STRIDES)]
 LOOK_CLOSER: Final = 0.7 * FLAT_MARKS
 
 
-def parser_of(body: bytes) -> Parser | None:
-    r"""How to read ``body``; ``None``: it has more strings, lists or values than any request needs.
+def marks_of(body: bytes) -> int | None:
+    """How many marks ``body`` has, in texts and outside; ``None``: it has more strings, lists or values than
+    any request needs. What is inside strings does not count there. Some nanoseconds for each byte.
 
-    What is inside strings does not count. Cost: a look at each hundredth byte; where those promise many
-    values, or the body is very long, some nanoseconds for each byte.
+    >>> marks_of(b'{"prompt": [' + b"[]," * 700_000 + b"0]}") is None
+    True
+    """
+    total = marks(body)
+    if len(body) >= REFUSE_FROM_BYTES and total > MOST_LISTS and _too_many(body):
+        return None
+    return total
+
+
+def parser_for(body: bytes, total: int) -> Parser:
+    r"""How to read ``body``, which has ``total`` marks: flat, if many of them are outside texts.
 
     >>> text = b'{"prompt": "' + b"[Yes, no], " * 200_000 + b'"}'
-    >>> parser_of(text) is whole_request, parser_of(b'{"prompt": [' + b"[]," * 700_000 + b"0]}") is None
-    (True, True)
-    >>> parse = parser_of(b'{"messages": [' + b'{"role":"user"},' * 30_000 + b"0]}")
+    >>> parser_for(text, marks(text)) is whole_request
+    True
+    >>> turns = b'{"messages": [' + b'{"role":"user"},' * 30_000 + b"0]}"
+    >>> parse = parser_for(turns, marks(turns))
     >>> parse is whole_request, type(parse(b"")["messages"])  # read before, and read flat
     (False, <class 'str'>)
     """
-    if len(body) < CHECK_FROM_BYTES or not promises_many(body):
-        return whole_request
-    total = marks(body)
     if total <= FLAT_MARKS:
         return whole_request
-    if len(body) >= REFUSE_FROM_BYTES and total > MOST_LISTS and _too_many(body):
-        return None
     fields = read_fields(body)
     may_be_text = fields is not None and total < MOST_TEXT_MARKS * len(body)
     if may_be_text and total - marks_in_texts(fields, total - FLAT_MARKS) <= FLAT_MARKS:

@@ -5,12 +5,12 @@ One way for requests that came in through the router's own port and for those th
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final
 
 from router.proxy.admission import Admission
 from router.proxy.booked import Booked
-from router.proxy.crowded_body import CHECK_FROM_BYTES, Parser, parser_of, promises_many
+from router.proxy.crowded_body import CHECK_FROM_BYTES, Parser, marks_of, parser_for, promises_many
 from router.proxy.entrance import entrance_refusal
 from router.proxy.isolation import Apart, Isolation
 from router.proxy.prefill_request import SPLIT_PATHS, splittable
@@ -90,24 +90,36 @@ class Submission:
         if len(body) >= CHECK_FROM_BYTES:
             service.writes.flush()  # nobody else's need wait for this
             if promises_many(body):
-                asyncio.get_running_loop().call_soon(self._submit_crowded)
+                self._next_turn(self._submit_crowded)
                 return
         prompt = self._read(_WHOLE)
         if prompt is not None:
             self._choose(prompt, now)
 
     def _submit_crowded(self) -> None:
-        """Each step is a turn of the loop."""
+        total = marks_of(self.body)
+        if total is None:
+            self.refuse(BODY_CROWDED)
+        else:
+            self._next_turn(self._crowd_counted, total)
+
+    def _crowd_counted(self, total: int) -> None:
+        self._next_turn(self._crowd_parsed, parser_for(self.body, total))
+
+    def _crowd_parsed(self, parse: Parser) -> None:
+        prompt = self._read(parse)
+        if prompt is not None:
+            self._next_turn(self._prompt_read, prompt)
+
+    def _next_turn(self, step: Callable[..., None], *what: object) -> None:
+        """Others have their turns between two steps."""
+        asyncio.get_running_loop().call_soon(self._turn, step, what)
+
+    def _turn(self, step: Callable[..., None], what: tuple[object, ...]) -> None:
         if self.over:
             return
         try:
-            parse = parser_of(self.body)
-            if parse is None:
-                self.refuse(BODY_CROWDED)
-                return
-            prompt = self._read(parse)
-            if prompt is not None:
-                asyncio.get_running_loop().call_soon(self._prompt_read, prompt)
+            step(*what)
         except Exception:
             logger.exception("a fault of the router's own")
             self.failed_inside()

@@ -134,8 +134,9 @@ class Roster(Collection[ReplicaState]):
             if not tried and within is None:
                 self._remember(model, found)
             return found
-        if not tried:
-            panic = [r for r in asked if not (r.draining or r.leaving) and (model is None or r.serves(model))]
+        out = [r for r in asked if not (r.draining or r.leaving) and (model is None or r.serves(model))]
+        if not any(replica.usable for replica in out):
+            panic = [replica for replica in out if replica.index not in tried]
             if panic:
                 return Candidates(panic, panic=True)
         raise NoReplica("none_usable", "no replica can take the request")

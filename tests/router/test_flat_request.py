@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
-from router.proxy.crowded_body import FLAT_MARKS, parser_of
+from router.proxy.crowded_body import (
+    CHECK_FROM_BYTES,
+    FLAT_MARKS,
+    Parser,
+    marks_of,
+    parser_for,
+    promises_many,
+)
 from router.routing.flat_request import whole_request
 from router.routing.prompt_blocks import Prompt, read_prompt, text_prompt
 from tests.fakes.fake_replica import completion
@@ -21,6 +28,14 @@ def message(number: int) -> dict[str, Any]:
 
 def body_of(**fields: Any) -> bytes:
     return json.dumps(fields).encode()
+
+
+def parser_of(body: bytes) -> Parser | None:
+    """As the request path finds it, which does so in turns; ``None``: it refuses the body."""
+    if len(body) < CHECK_FROM_BYTES or not promises_many(body):
+        return whole_request
+    total = marks_of(body)
+    return None if total is None else parser_for(body, total)
 
 
 def read(body: bytes) -> Prompt:

@@ -14,18 +14,10 @@ log = logging.getLogger("warmroute.test")
 
 
 @pytest.fixture(autouse=True)
-def _root_as_it_was() -> Iterator[None]:
+def _level_as_it_was() -> Iterator[None]:
     level = logging.getLogger().level
-    _no_handler()  # one of a test that ran a whole command in this process writes to where nobody reads
     yield
     logging.getLogger().setLevel(level)
-    _no_handler()
-
-
-def _no_handler() -> None:
-    root = logging.getLogger()
-    for handler in [one for one in root.handlers if one.name == HANDLER]:
-        root.removeHandler(handler)
 
 
 def test_one_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -185,7 +185,30 @@ def test_nobody_listens() -> None:
         assert str(rig.replica.port) not in answer.body.decode()
         assert all(replica.health.state is HealthState.EJECTED for replica in rig.fleet.replicas)
         await rig.replicas[1].start()
-        assert (await rig.ask(CHAT)).status in (200, 502)  # panic: one of them is tried all the same
+        assert (await rig.ask(CHAT)).status == 200  # panic: tried all the same
+
+    with_rig(scenario, replicas=2)
+
+
+def test_when_all_are_ejected_and_one_refuses_another_is_tried() -> None:
+    """Probes fail on two that serve well; the third is gone."""
+
+    async def scenario(rig: Rig) -> None:
+        await rig.replica.kill()
+        for index in range(3):
+            rig.fleet.probe_failed(index, 0.0, refused=True)
+        assert [(await rig.ask(CHAT)).status for _ in range(6)] == [200] * 6
+        assert {reason for _, reason in rig.counters.decisions} == {"panic", "retry"}
+
+    with_rig(scenario, replicas=3)
+
+
+def test_one_that_is_ejected_gets_no_retry_while_another_is_not() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.fleet.probe_failed(1, 0.0, refused=True)
+        rig.replica.default = [Send(sized(b"{}", 500, "No"))]
+        assert (await rig.ask(CHAT)).status == 500
+        assert not rig.replicas[1].requests
 
     with_rig(scenario, replicas=2)
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from router.config import RouterConfig, parse_config
+from router.ended_tasks import end_tasks
 from router.routing.fleet import Fleet
 from router.routing.fleet_settings import FleetSettings
 from router.routing.hold_queue import Held
@@ -95,8 +96,8 @@ class Member:
     def vanish(self) -> None:
         """The process dies: nobody is told."""
         assert isinstance(self.state, RedisState)
-        for task in self.state._tasks:
-            task.cancel()
+        # once is not enough: redis-py may take it for its own time-out
+        self._dying = asyncio.ensure_future(end_tasks(self.state._tasks))
 
 
 async def until(condition: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
