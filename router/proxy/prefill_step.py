@@ -231,14 +231,7 @@ class PrefillStep(Asker):
         answerer: InFlight | None = None
         try:
             if source is None:
-                decision = fleet.decide(
-                    prompt,
-                    now,
-                    tried=self.tried,
-                    session=head.session,
-                    policy=head.policy,
-                    within=exchange.within,
-                )
+                decision = exchange.decide_again(now, self.tried)
             else:
                 decision = fleet.decide_answerer(
                     prompt, now, source, session=head.session, policy=head.policy, within=exchange.within

@@ -19,7 +19,7 @@ from router.proxy.router_error import BODY_CROWDED, CACHE_SHARED, MODEL_NOT_FOUN
 from router.proxy.service import Service
 from router.proxy.settings import ProxySettings
 from router.proxy.tenant_request import take_in, without_salt
-from router.routing.decision import NoReplica
+from router.routing.decision import Decision, NoReplica
 from router.routing.flat_request import whole_request
 from router.routing.hold_queue import Held
 from router.routing.in_flight import InFlight, Usage
@@ -211,6 +211,13 @@ class Submission:
         """The replicas that alone may get it now, by index; ``None``: any."""
         isolation = self.isolation
         return self.asked if isolation is None else isolation.within(self.head.path, self.asked)
+
+    def decide_again(self, now: float, tried: Collection[int]) -> Decision:
+        """Where it may go after the replicas ``tried``. Raises ``NoReplica``."""
+        head = self.head
+        return self.service.fleet.decide(
+            self.prompt, now, tried=tried, session=head.session, policy=head.policy, within=self.within
+        )
 
     def _nobody(self) -> RouterError:
         """Why no replica may take it."""

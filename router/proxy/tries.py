@@ -214,15 +214,7 @@ class Tries(Asker):
         if failure not in RETRYABLE or len(tried) >= self.settings.attempts:
             return None
         try:
-            head = exchange.head
-            decision = service.fleet.decide(
-                exchange.prompt,
-                now,
-                tried=tried,
-                session=head.session,
-                policy=head.policy,
-                within=exchange.within,
-            )
+            decision = exchange.decide_again(now, tried)
         except NoReplica:
             return None
         return decision if service.budget.take(failure, len(tried)) else None

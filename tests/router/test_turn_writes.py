@@ -1,7 +1,6 @@
 """Bytes that wait for the end of a turn of the loop: which do, in which order they go, who gets none."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 from router.proxy.client_connection import ClientConnection
@@ -42,10 +41,6 @@ class _Desk:
             writer.transport = wire
 
 
-def _run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(scenario())
-
-
 async def _turn() -> None:
     await asyncio.sleep(0)
 
@@ -63,7 +58,7 @@ def test_what_is_written_in_one_turn_goes_at_its_end_in_order() -> None:
         await _turn()
         assert len(desk.log) == 2
 
-    _run(scenario)
+    asyncio.run(scenario())
 
 
 def test_who_always_writes_alone_does_not_wait_until_others_join() -> None:
@@ -91,7 +86,7 @@ def test_who_always_writes_alone_does_not_wait_until_others_join() -> None:
         a.write(b"waits again")
         assert desk.log[-2:] == [("a", b"waits"), ("b", b"waits, too")]
 
-    _run(scenario)
+    asyncio.run(scenario())
 
 
 def test_long_bytes_do_not_wait_and_pass_nothing_that_waits() -> None:
@@ -109,7 +104,7 @@ def test_long_bytes_do_not_wait_and_pass_nothing_that_waits() -> None:
             b"".join(data for name, data in desk.log if name == "a") == b"head" + b"x" * SHORT_BYTES + b"tail"
         )
 
-    _run(scenario)
+    asyncio.run(scenario())
 
 
 def test_only_so_many_wait() -> None:
@@ -121,7 +116,7 @@ def test_only_so_many_wait() -> None:
         await _turn()
         assert [name for name, _ in desk.log] == list(desk.writers)
 
-    _run(scenario)
+    asyncio.run(scenario())
 
 
 def test_who_cannot_write_keeps_nobody_from_it() -> None:
@@ -135,7 +130,7 @@ def test_who_cannot_write_keeps_nobody_from_it() -> None:
         assert desk.log == [("c", b"x")]
         assert desk.wires["b"].aborted and not desk.wires["c"].aborted
 
-    _run(scenario)
+    asyncio.run(scenario())
 
 
 def test_a_client_that_has_sent_all_it_will_gets_the_answer_that_waits() -> None:

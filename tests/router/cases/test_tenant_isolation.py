@@ -122,7 +122,7 @@ def test_B107_what_one_tenant_warmed_another_is_not_sent_to() -> None:
 
 
 PAIRS = 40
-ALIKE = 4.0
+ALIKE, APART = 4.0, 4.5
 """Standard deviations of the ranks: samples that are alike are further apart once in 16,000 runs; two of 40
 with every value of one below all of the other are 7.7 apart."""
 
@@ -139,7 +139,7 @@ def test_B090_nothing_tells_a_tenant_that_anothers_prompt_is_cached() -> None:
             probes = await probed(rig, "prober", PAIRS)
             known, fresh, own = probes.known, probes.fresh, probes.own
             assert all(one.cached_tokens > 900 and one.reason == "warm" for one in own)
-            assert abs(rank_z(own, fresh)) > ALIKE
+            assert abs(rank_z(own, fresh)) > APART
             assert abs(rank_z(known, fresh)) < ALIKE
             told = {(one.cached_tokens, one.matched_tokens, one.reason) for one in known + fresh}
             assert told == {(0, 0, "cold")}
