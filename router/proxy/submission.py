@@ -27,6 +27,8 @@ from router.routing.prompt_blocks import UNREADABLE, Prompt, read_prompt, text_p
 
 logger = logging.getLogger("warmroute.proxy")
 
+LONG_BYTES: Final = 256 * 1024
+"""Receiving, reading and sending on as much takes a millisecond; a megabyte in one turn would be four."""
 _WHOLE: Final[Parser] = whole_request
 
 
@@ -82,7 +84,7 @@ class Submission:
     def submit(self) -> None:
         """It is complete: read the prompt, then ask the fleet.
 
-        A body that seems to have very many values is read in turns of the loop of its own.
+        A long body, or one that seems to have very many values, is read in turns of the loop of its own.
         """
         service, body = self.service, self.body
         now = self.started_at = service.clock()
@@ -91,6 +93,9 @@ class Submission:
             service.writes.flush()  # nobody else's need wait for this
             if promises_many(body):
                 self._next_turn(self._submit_crowded)
+                return
+            if len(body) >= LONG_BYTES:
+                self._next_turn(self._read_long, _WHOLE)
                 return
         prompt = self._read(_WHOLE)
         if prompt is not None:
@@ -104,9 +109,9 @@ class Submission:
             self._next_turn(self._crowd_counted, total)
 
     def _crowd_counted(self, total: int) -> None:
-        self._next_turn(self._crowd_parsed, parser_for(self.body, total))
+        self._next_turn(self._read_long, parser_for(self.body, total))
 
-    def _crowd_parsed(self, parse: Parser) -> None:
+    def _read_long(self, parse: Parser) -> None:
         prompt = self._read(parse)
         if prompt is not None:
             self._next_turn(self._prompt_read, prompt)

@@ -1,8 +1,9 @@
-"""``warmroute serve`` with a watch on its event loop: how long it was held between two looks.
+"""``warmroute serve`` with a watch on its event loop: how long each turn held it.
 
-A timer of one millisecond notes, each time it fires, the processor time that the loop's thread has used since
-the last time: that is work of the router's own, whatever else runs on the machine. On SIGUSR1 the list is
-written to WATCH_FILE as JSON, in milliseconds, and begins anew.
+Once in every turn it notes the processor time that the loop's thread has used since the turn before: that is
+work of the router's own, whatever else runs on the machine. So the loop never rests. On SIGUSR1 the list of
+those turns that took ``KEEP_FROM_MS`` or more is written to WATCH_FILE as JSON, in milliseconds, and begins
+anew.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from router.config import load_config
 from router.proxy.assembly import Router, settle_garbage
 from router.proxy.freed_memory import keep_freed_memory
 
-LOOK_EVERY_S = 0.001
+KEEP_FROM_MS = 0.1
 
 
 async def watched(path: str, out: Path) -> None:
@@ -30,10 +31,12 @@ async def watched(path: str, out: Path) -> None:
     loop.add_signal_handler(signal.SIGTERM, stop.set)
 
     def write() -> None:
+        nonlocal used
         part = out.with_suffix(".part")
         part.write_text(json.dumps(held_ms), encoding="utf-8")
         part.rename(out)
         held_ms.clear()
+        used = time.thread_time()
 
     loop.add_signal_handler(signal.SIGUSR1, write)
     router = Router(load_config(path))
@@ -44,10 +47,12 @@ async def watched(path: str, out: Path) -> None:
     def look() -> None:
         nonlocal used
         now = time.thread_time()
-        held_ms.append(1000.0 * (now - used))
+        held = 1000.0 * (now - used)
         used = now
+        if held >= KEEP_FROM_MS:
+            held_ms.append(held)
         if not stop.is_set():
-            loop.call_later(LOOK_EVERY_S, look)
+            loop.call_soon(look)
 
     look()
     await stop.wait()
