@@ -2,11 +2,18 @@
 
 import argparse
 
-from sim.bench import engine_command, fidelity_command, overhead_command, routing_command, several_command
+from sim.bench import (
+    decision_command,
+    engine_command,
+    fidelity_command,
+    overhead_command,
+    routing_command,
+    several_command,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Five benches, each with arguments of its own."""
+    """Six benches, each with arguments of its own."""
     benches = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
     for name, what, example, command in (
         (
@@ -14,6 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "CPU per request and per streamed event, before replicas that compute nothing",
             "--rivals rivals",
             overhead_command,
+        ),
+        (
+            "decision",
+            "CPU of reading a prompt and choosing its replica, by size of the fleet, without sockets",
+            "--replicas 8,256",
+            decision_command,
         ),
         (
             "routing",

@@ -1,6 +1,7 @@
 """The requests of the overhead bench: chat bodies of an exact size that share only their first words."""
 
 import json
+import random
 
 from sim.bench.server_connection import MOCK_MODEL
 
@@ -30,3 +31,25 @@ def chat_request(body: bytes) -> bytes:
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
         b"content-length: %d\r\n\r\n%b" % (len(body), body)
     )
+
+
+FIRST_MESSAGES = 40
+
+
+def conversation_body(chance: random.Random, number: int, size_kib: int) -> bytes:
+    """A chat request of some ``size_kib`` KiB, two thirds of it one of ``FIRST_MESSAGES`` first messages."""
+    size = size_kib * 1024
+    app = chance.randrange(FIRST_MESSAGES)
+    system = f"You are assistant {app:02d}. " * (size * 2 // 3 // 22)
+    own = f"Question {number}: " + " ".join(
+        f"w{at % _UNITS:03d}" for at in range(number, number + size // 15)
+    )
+    return json.dumps(
+        {
+            "model": MOCK_MODEL,
+            "messages": [{"role": "system", "content": system}, {"role": "user", "content": own}],
+            "max_tokens": 100,
+            "stream": True,
+        },
+        separators=(",", ":"),
+    ).encode()
