@@ -53,12 +53,20 @@ class PromptReader:
         self._threads = ThreadPoolExecutor(WORKERS, thread_name_prefix="tokenize")
         self._waiting = 0
 
-    def read(self, body: bytes, done: Callable[[Prompt], None], parse: Parser = whole_request) -> None:
+    def read(
+        self,
+        body: bytes,
+        done: Callable[[Prompt], None],
+        parse: Parser = whole_request,
+        request: dict[str, Any] | None = None,
+    ) -> None:
         """Call ``done`` with the prompt: at once if it is short or text, else later from the running loop.
 
-        Never raises, and calls ``done`` exactly once.
+        Never raises, and calls ``done`` exactly once. ``request``: what ``parse`` made of it, where that
+        was read before; with the tenant's salt, which a flat reading of the client's bytes does not see.
         """
-        request = parse(body)
+        if request is None:
+            request = parse(body)
         model = self._model(request)
         if request is not None and model is not None and parse is not whole_request:
             if type(request.get("prompt")) is not TokenIds:

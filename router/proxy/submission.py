@@ -145,7 +145,7 @@ class Submission:
         elif body[:1] != b"{" and body[:64].lstrip()[:1] != b"{":
             return UNREADABLE
         if reader is not None:
-            reader.read(self.body, self._prompt_read, parse)
+            reader.read(self.body, self._prompt_read, parse, request)
             return None
         if request is None:
             if parse is _WHOLE:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from replica.contract.cache_salt import derived_salt, is_signed
 from tests.fakes.proxy_rig import CHAT, Rig, with_rig
 from tests.fakes.router_rig import RouterRig, with_router
 from tests.fakes.tenants import SECRET, A, B, code, salts, tenants
+from tests.router.tokenizer_folder import write_folder
 
 
 def test_B007_a_client_never_chooses_its_salt() -> None:
@@ -168,3 +170,24 @@ def test_B007_a_body_of_very_many_values_and_one_nested_deeply_lose_their_salts_
         assert (await rig.ask(deep.replace(own, b'{"model":"m","messages":'), **A)).status == 200
 
     with_rig(scenario, tenants=tenants())
+
+
+@pytest.mark.parametrize("model", ["m", "another"])
+def test_B007_a_body_of_very_many_values_has_its_tenants_keys_where_models_are_read_by_token(
+    model: str, tmp_path: Path
+) -> None:
+    """What is read flat is the client's bytes, which the salt is not in."""
+
+    async def scenario(rig: RouterRig) -> None:
+        crowded = {"model": "m", "messages": [{"role": "user", "content": "hi"}] * 20_000}
+        answers = [await rig.ask(crowded, **key) for key in (A, B, A)]
+        known = [int(answer.field("x-warmroute-matched-tokens") or 0) for answer in answers]
+        assert known[:2] == [0, 0] and known[2] > 100_000
+
+    with_router(
+        scenario,
+        tenants=tenants(),
+        models={model: {"tokenizer": str(write_folder(tmp_path))}},
+        expose_routing=True,
+        policy={"kind": "predicted_finish"},
+    )
