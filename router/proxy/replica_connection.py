@@ -114,21 +114,26 @@ class ReplicaConnection(LateWriter):
 
     def release(self, now: float) -> None:
         """The answer is complete and another request may follow."""
-        self.asker = None
-        if self._unsent or self.transport.get_write_buffer_size():
-            self.abort()  # it answered before it had the whole request
-        elif self.usable:
+        if self.usable and not self._owes:
+            self.asker = None
             self.reused = True
             self.pool.give_back(self, now)
         else:
             self.close()
 
     def close(self) -> None:
-        """Close in good order."""
+        """Close in good order, if the replica took all of the request: else it may never take the rest."""
+        if self._owes:
+            self.abort()  # it answered before it had the whole request
+            return
         self.asker = None
         self.usable = False
-        self.flush()
         self.transport.close()
+
+    @property
+    def _owes(self) -> bool:
+        """Some of the request was not sent yet."""
+        return bool(self._unsent) or self.transport.get_write_buffer_size() > 0
 
     def abandon(self) -> None:
         """Nobody waits for this connection any more; it may not be made yet."""

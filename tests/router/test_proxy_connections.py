@@ -317,12 +317,20 @@ def test_the_next_request_during_a_stream_waits_for_its_end() -> None:
     with_rig(scenario)
 
 
-def test_an_answer_before_the_whole_request_was_taken() -> None:
-    """The replica refuses from the head alone; the refusal passes and the connection is not reused."""
+@pytest.mark.parametrize("fields", [{}, {"connection": "close"}])
+def test_an_answer_before_the_whole_request_was_taken(fields: dict[str, str]) -> None:
+    """The replica refuses from the head alone; the refusal passes, the connection is broken and not reused."""
+    left = asyncio.Event()
+
+    async def refuse_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head(413, "Too large", content_length="2", **fields) + b"no")
+        await left.wait()  # it takes no more, and does not close
+        writer.close()
 
     async def scenario(rig: Rig) -> None:
         big = b'{"model":"m","prompt":"' + b"x" * 30_000_000 + b'"}'
-        server = await asyncio.start_server(_refuse_early, "127.0.0.1", 0)
+        server = await asyncio.start_server(refuse_early, "127.0.0.1", 0)
         rig.replica.port, real = server.sockets[0].getsockname()[1], rig.replica.port
         pool = rig.plane.service.pool(rig.fleet.replicas[0])
         pool.port = rig.replica.port
@@ -332,19 +340,12 @@ def test_an_answer_before_the_whole_request_was_taken() -> None:
         assert (answer.status, answer.body) == (413, b"no")
         await until(lambda: rig.counters.open_replica_connections == 0)
         pool.port = rig.replica.port = real
+        left.set()
         server.close()
         await client.post(CHAT)
         assert (await client.answer()).status == 200
 
     with_rig(scenario)
-
-
-async def _refuse_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.readuntil(b"\r\n\r\n")
-    writer.write(head(413, "Too large", content_length="2") + b"no")
-    while await reader.read(65536):
-        pass
-    writer.close()
 
 
 def test_large_answers_pass_whole() -> None:
