@@ -319,7 +319,7 @@ def test_the_next_request_during_a_stream_waits_for_its_end() -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"connection": "close"}])
 def test_an_answer_before_the_whole_request_was_taken(fields: dict[str, str]) -> None:
-    """The replica refuses from the head alone; the refusal passes, the connection is broken and not reused."""
+    """The replica refuses from the head alone; the refusal passes, its connection is broken off."""
     left = asyncio.Event()
 
     async def refuse_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
