@@ -1,5 +1,7 @@
 """The forward pass of a decoder-only transformer over one step's tokens."""
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as functional
 
@@ -61,21 +63,17 @@ class Decoder:
         hidden[:tokens] = self._weights.embedding.index_select(0, plan.tokens)
         attended = torch.zeros(rows, shape.heads * shape.head_dim, dtype=self._dtype)
         exact = torch.empty_like(hidden)
+        room: tuple[torch.Tensor, torch.Tensor] | None
         room = (exact, exact if self._dtype == torch.float32 else torch.empty_like(hidden, dtype=self._dtype))
         turns = self._turns.index_select(0, plan.positions)[:, None]
-        attend = PagedAttention(
-            plan,
-            self.kv,
-            shape.heads,
-            attended,
-            self._score_memory,
-            batch_invariant=self._batch_invariant,
-        )
+        attend = self._attention(plan, attended)
         rotate = _Rotation(turns, shape, self._dtype)
         stored = self.kv.rows(plan.slots)
         recur = None
         if self._states is not None:
             recur = LinearAttention(plan.states, self._states, shape.norm_eps)
+        finite = True
+        last_layer = None if self._weights.layers[-1].decay is not None else plan.last_layer
         for number, layer in enumerate(self._weights.layers):
             attention_norm, ffn_norm = self._norms[number]
             normed = self._norm(hidden, attention_norm, room)
@@ -84,6 +82,13 @@ class Decoder:
                 recur(number, queries, kv, layer.decay(normed), attended[:tokens])
             else:
                 self.kv.store(number, stored, kv[:tokens])
+                if last_layer is not None and number == shape.layers - 1:
+                    finite = bool(hidden.sum().isfinite())
+                    hidden, queries = (rows.index_select(0, plan.sampled) for rows in (hidden, queries))
+                    if not plan.works:
+                        break
+                    attended, room = attended.new_empty(hidden.shape[0], attended.shape[1]), None
+                    attend = self._attention(replace(plan, decodes=last_layer, prefills=()), attended)
                 attend(number, shape.windows[number], queries, kv)
             hidden += layer.output(attended)
             if layer.output_bias is not None:
@@ -91,7 +96,19 @@ class Decoder:
             gate, up = layer.gate_up(self._norm(hidden, ffn_norm, room)).chunk(2, 1)
             # Not in place: the halves of gate_up lie apart, and the product would copy them together again.
             hidden += layer.down(functional.silu(gate).mul_(up))
-        return self._logits(hidden, plan.sampled), bool(hidden[:tokens].sum().isfinite())
+        finite = finite and bool(hidden[:tokens].sum().isfinite())
+        chosen = hidden if last_layer is not None else hidden.index_select(0, plan.sampled)
+        return self._logits(chosen), finite
+
+    def _attention(self, plan: StepPlan, attended: torch.Tensor) -> PagedAttention:
+        return PagedAttention(
+            plan,
+            self.kv,
+            self.shape.heads,
+            attended,
+            self._score_memory,
+            batch_invariant=self._batch_invariant,
+        )
 
     def _queries_keys_values(
         self, layer: LayerWeights, normed: torch.Tensor, tokens: int, rotate: "_Rotation"
@@ -112,11 +129,11 @@ class Decoder:
         kv[:tokens].nan_to_num_(0.0, 0.0, 0.0)
         return by_head[:, : shape.heads], kv
 
-    def _logits(self, hidden: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
-        samples = sampled.shape[0]
+    def _logits(self, chosen: torch.Tensor) -> torch.Tensor:
+        """Of ``chosen`` [samples, hidden]."""
+        samples = chosen.shape[0]
         if samples == 0:
             return torch.empty(0, self.shape.vocab)
-        chosen = hidden.index_select(0, sampled)
         if self._batch_invariant:
             chosen = functional.pad(chosen, (0, 0, 0, SPARE_ROWS))
         logits = self._weights.head(self._norm(chosen, self._weights.norm))[:samples]

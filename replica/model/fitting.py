@@ -57,7 +57,8 @@ def fitted(weights: Weights, shape: ModelShape, tokenizer: Tokenizer) -> Weights
     # In fp32 whatever the model's type is: bf16 kernels differ from processor to processor.
     exact = replace(weights, embedding=weights.embedding.float())
     kv = PagedKv(shape, blocks, BLOCK, torch.float32)
-    Decoder(shape, exact, kv).forward(plan_step(batch, BLOCK, torch.float32))
+    plan = plan_step(batch, BLOCK, torch.float32, whole_last_layer=True)
+    Decoder(shape, exact, kv).forward(plan)
     return replace(
         weights,
         layers=tuple(

@@ -76,6 +76,9 @@ class StepPlan:
     """The rows that sample."""
     states: tuple[StateSpan, ...]
     """One for each row, where the model has recurrent layers."""
+    last_layer: tuple[DecodeGroup, ...] | None
+    """Over ``sampled`` instead of the token axis: who attends in the last layer, of which nothing but its K
+    and V is ever read of the other tokens. None: all tokens do."""
 
 
 def plan_step(
@@ -85,12 +88,14 @@ def plan_step(
     *,
     batch_invariant: bool = False,
     reads_back: bool = False,
+    whole_last_layer: bool = False,
     state_slot: Callable[[Sequence], int] | None = None,
 ) -> StepPlan:
     """Lay out ``batch``; ``dtype`` is that of the attention scores' mask.
 
     ``batch_invariant`` pads every context to a multiple of INVARIANT_CONTEXT tokens. ``reads_back``: a chunk
-    attends to its own K and V as they are stored, because storing rounds them.
+    attends to its own K and V as they are stored, because storing rounds them. ``whole_last_layer``: it is
+    computed for all tokens; so it is where ``batch_invariant``.
     ``state_slot``: where a sequence's recurrent state is, if the model has any.
     """
     unit = max(1, INVARIANT_CONTEXT // block_size) if batch_invariant else 1
@@ -119,7 +124,11 @@ def plan_step(
         prefills.append(PrefillSpan(place, place + row.count, row.start, None if own else table))
         place += row.count
         places[id(row)] = place - 1
-    works = tuple(row for row in batch.rows if row.samples)
+    works = [row for row in batch.rows if row.samples]
+    last_layer = None
+    if spans and not batch_invariant and not whole_last_layer:
+        works.sort(key=_position)
+        last_layer = _decode_groups(works, block_size, unit, dtype)
     return StepPlan(
         tokens=torch.tensor(tokens, dtype=torch.int64),
         positions=torch.cat(positions),
@@ -127,7 +136,8 @@ def plan_step(
         decodes=_decode_groups(singles, block_size, unit, dtype),
         prefills=tuple(prefills),
         sampled=torch.tensor([places[id(row)] for row in works], dtype=torch.int64),
-        works=works,
+        works=tuple(works),
+        last_layer=last_layer,
         states=()
         if state_slot is None
         else tuple(
@@ -137,11 +147,16 @@ def plan_step(
     )
 
 
+def _position(row: Work) -> int:
+    """Of its last token."""
+    return row.start + row.count - 1
+
+
 def _decode_groups(
-    singles: Row[Work], block_size: int, unit: int, dtype: torch.dtype
+    rows: Row[Work], block_size: int, unit: int, dtype: torch.dtype
 ) -> tuple[DecodeGroup, ...]:
-    """Cut rows, sorted by context, where padding to the longest would waste too much."""
-    counts = [_up(row.start // block_size + 1, unit) for row in singles]
+    """Cut the last tokens of rows, sorted by context, where padding to the longest would waste too much."""
+    counts = [_up(_position(row) // block_size + 1, unit) for row in rows]
     groups = []
     first = 0
     used = 0
@@ -152,7 +167,7 @@ def _decode_groups(
             padded = following * (index + 2 - first)
             if padded - used - following <= PADDING_SHARE * padded:
                 continue
-        group = singles[first : index + 1]
+        group = rows[first : index + 1]
         groups.append(_decode_group(group, first, count, block_size, dtype, padded=unit > 1))
         first, used = index + 1, 0
     return tuple(groups)
@@ -163,13 +178,13 @@ def _decode_group(
 ) -> DecodeGroup:
     blocks: list[int] = []
     for row in rows:
-        table = row.sequence.block_table[: row.start // block_size + 1]
+        table = row.sequence.block_table[: _position(row) // block_size + 1]
         blocks += _padded(table, blocks_per_row)
-    longest = rows[-1].start + 1
+    longest = _position(rows[-1]) + 1
     context = blocks_per_row * block_size if padded else longest
-    lengths = torch.tensor([row.start + 1 for row in rows])
+    lengths = torch.tensor([_position(row) + 1 for row in rows])
     mask = None
-    if padded or rows[0].start + 1 < longest:
+    if padded or _position(rows[0]) + 1 < longest:
         mask = torch.zeros(len(rows), 1, 1, context, dtype=dtype)
         mask.masked_fill_(torch.arange(context) >= lengths[:, None, None, None], float("-inf"))
     tables = torch.tensor(blocks, dtype=torch.int64)

@@ -34,7 +34,7 @@ def log_likelihoods(model: LoadedModel, text: str) -> torch.Tensor:
     dtype = model.weights.embedding.dtype
     kv = PagedKv(model.shape, len(sequence.block_table), BLOCK, dtype)
     whole = Batch((Work(sequence, 0, len(tokens), True),), 0, 0, len(tokens))
-    plan = replace(plan_step(whole, BLOCK, dtype), sampled=torch.arange(len(tokens)))
+    plan = replace(plan_step(whole, BLOCK, dtype, whole_last_layer=True), sampled=torch.arange(len(tokens)))
     logits, _ = Decoder(model.shape, model.weights, kv).forward(plan)
     return logits.log_softmax(-1)
 

@@ -13,7 +13,8 @@ from replica.kv_cache.state_checkpoints import CopyState, ZeroState
 from replica.model.decoder import Decoder
 from replica.model.linear_attention import DECAY_SOFTNESS, LinearAttention, StateMemory
 from replica.model.step_plan import StateSpan
-from replica.model.tiny import tiny_hybrid_shape
+from replica.model.tiny import RandomWeights, tiny_hybrid_shape
+from replica.model.weights import assemble
 from replica.server.app import ConfigError
 from tests.replica.models import finish_all, greedy_request, make_engine, random_model, token_ids
 from tests.replica.serving import post, replica
@@ -84,8 +85,12 @@ def test_rows_of_one_step_do_not_meet_and_a_failed_step_leaves_no_trace() -> Non
     assert states[3].any() and not states[1].any() and states[0].any()
 
 
-def test_hybrid_cached_and_chunked_replies_are_those_of_a_fresh_engine() -> None:
-    model = random_model("tiny-hybrid")
+@pytest.mark.parametrize("layer", [1, 2])
+def test_hybrid_cached_and_chunked_replies_are_those_of_a_fresh_engine(layer: int) -> None:
+    """Also where the last layer is the recurrent one, which all tokens must go through."""
+    shape = replace(SHAPE, recurrent=frozenset((layer,)))
+    weights = assemble(RandomWeights(shape, 0), shape, torch.float32)
+    model = replace(random_model("tiny-hybrid"), shape=shape, weights=weights)
     prompt = [(31 * at + at // 3) % 256 for at in range(120)]
     wanted = token_ids(
         finish_all(make_engine(model, prefix_caching=False), [greedy_request("a", prompt, 20)])["a"]

@@ -1,6 +1,7 @@
 """The decoder against Hugging Face transformers on the same weights, and against itself in other batches."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from replica.batch import Batch, Work
 from replica.model import attention
 from replica.model.hf_export import export_model
 from replica.model.load import load_model
+from replica.model.matrix import Matrix
 from replica.model.runner import ModelRunner
 from replica.model.shape import ModelError, ModelShape, shape_from_gguf, shape_from_hf
 from replica.model.tiny import RandomWeights, hf_config, tiny_shape, tiny_tokenizer
@@ -172,12 +174,44 @@ def test_logits_do_not_depend_on_chunks_or_company(invariant: bool) -> None:
         results.append(runner.run(Batch(rows, 10, 0, 0))[1][-1])
         rows = [Work(others[0], 100, 30, False), Work(others[1], 250, 1, True)]
         rows.append(Work(sequence, 0, length, True))
-        results.append(runner.run(Batch(rows, 0, 0, 0))[1][-1])
+        works, logits = runner.run(Batch(rows, 0, 0, 0))
+        results.append(logits[works.index(rows[-1])])
         for result in results:
             # Seen here: equal to the last bit with batch_invariant, 6e-6 apart without; other processors
             # may have other kernels, so the test allows rounding.
             torch.testing.assert_close(result, whole, atol=5e-5, rtol=0)
             assert result.argmax() == whole.argmax()
+
+
+class _Watched:
+    """A matrix that notes how many rows it was multiplied with."""
+
+    def __init__(self, matrix: Matrix) -> None:
+        self._matrix = matrix
+        self.rows: list[int] = []
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        self.rows.append(rows.shape[0])
+        return self._matrix(rows)
+
+    def tensors(self) -> Iterable[torch.Tensor]:
+        return self._matrix.tensors()
+
+
+def test_the_last_layer_computes_no_more_than_kv_of_tokens_that_do_not_sample() -> None:
+    model = tiny()
+    *layers, last = model.weights.layers
+    watched = [_Watched(layers[-1].down), _Watched(last.down)]
+    layers = [*layers[:-1], replace(layers[-1], down=watched[0]), replace(last, down=watched[1])]
+    weights = replace(model.weights, layers=tuple(layers))
+    runner = ModelRunner(replace(model, weights=weights), blocks=16, block_size=16)
+    long, short = (Sequence(name, list(range(40)), 1) for name in ("long", "short"))
+    long.block_table, short.block_table = [0, 1, 2], [3, 4, 5]
+    runner.run(Batch([Work(long, 0, 30, False)], 0, 0, 30))
+    works, logits = runner.run(Batch([Work(long, 30, 10, True), Work(short, 0, 20, False)], 0, 0, 30))
+    assert [work.sequence for work in works] == [long] and logits.shape[0] == 1
+    runner.run(Batch([Work(long, 39, 1, True), Work(short, 20, 20, True)], 1, 40, 20))
+    assert (watched[0].rows, watched[1].rows) == ([30, 30, 21], [1, 2])
 
 
 def test_bf16_stays_near_fp32() -> None:
@@ -197,7 +231,7 @@ def test_attention_in_runs_of_queries_is_the_fused_kernels(
     """bf16: the fused kernel in one call serves batch_invariant, in runs of queries or products the rest."""
     monkeypatch.setattr(attention, "has_amx", lambda: amx)
     model = load_model("tiny", "bf16")
-    model = replace(model, shape=replace(model.shape, windows=(window, None)))
+    model = replace(model, shape=replace(model.shape, windows=(window, window)))
     tokens = [(13 * i + i // 5) % 256 for i in range(300)]
     for chunk in (300, 130, 2):
         runs, fused = (
