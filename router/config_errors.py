@@ -10,6 +10,9 @@ from replica.contract.key_hints import NO_LIST, NO_MAPPING, keys_expected, list_
 from replica.contract.yaml_file import line_of
 from router.config_values import SECRET_KEYS, Section, masked_url
 
+MOST_SHOWN = 300
+"""Characters of a wrong value that are repeated: what is refused may come through the admin port."""
+
 
 class ConfigError(Exception):
     """The config is wrong: what, where, what was expected, what to do."""
@@ -64,4 +67,6 @@ def describe(error: ValidationError, where: str, text: str | None, root: type[Se
 def _shown(value: Any) -> str:
     if isinstance(value, str):
         value = masked_url(value)
+        if len(value) > MOST_SHOWN:
+            value = value[:MOST_SHOWN] + "…"
     return f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""

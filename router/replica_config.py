@@ -18,6 +18,9 @@ from router.config_values import Secret, Section
 from router.cost_config import CostConfig
 from router.engines import ENGINES
 
+MOST_NAME_CHARACTERS = 253
+"""As long as names of pods and hosts can be."""
+
 
 class KvEventsConfig(Section):
     """Where a replica publishes its KV events (ZMQ; needs the extra ``[events]``).
@@ -87,7 +90,17 @@ class ReplicaAddress(Section):
 
     url: str
     name: str | None = None
-    """Unique; the URL's host and port unless set. The same in every router of a fleet."""
+    """Unique; the URL's host and port unless set. The same in every router of a fleet. Printable, up to 253
+    characters: it stands in log lines, labels, headers and the admin port's paths."""
+
+    @field_validator("name")
+    @classmethod
+    def _printable(cls, value: str | None) -> str | None:
+        if value is not None and len(value) > MOST_NAME_CHARACTERS:
+            raise ValueError(f"expected up to {MOST_NAME_CHARACTERS} characters, got {len(value):,}")
+        if value is not None and not value.isprintable():
+            raise ValueError(f"expected printable characters, got {value!r}")
+        return value
 
     @field_validator("url")
     @classmethod
@@ -99,7 +112,8 @@ class ReplicaAddress(Section):
             raise ValueError(f"expected a URL without a path (the request's own path is used), got {value!r}")
         if parts.username is not None:
             raise ValueError("credentials in a replica URL are not supported; use api_key")
-        _ = parts.port  # raises ValueError when out of range
+        if parts.port == 0:  # raises ValueError itself when out of range
+            raise ValueError(f"port 0 is no place, got {value!r}")
         return value.rstrip("/")
 
     @property

@@ -43,6 +43,8 @@ def test_replicas_are_added_and_removed_while_requests_go_on(caplog: pytest.LogC
             for again in (rig.entry(1), rig.entry(2) | {"name": "r1"}, rig.entry(0) | {"name": "other"}):
                 answer = await add(rig, **again)
                 assert answer.status == 400 and "is there already" in message(answer)
+            forged = await add(rig, **rig.entry(2) | {"name": "r2\nfrom 10.0.0.1: replica r0 removed"})
+            assert forged.status == 400 and "printable" in message(forged)
             assert (await remove(rig, "r0")).status == 409
             assert (await remove(rig, "r9")).status == 404
             assert (await remove(rig, "r1")).status == 200
@@ -50,7 +52,7 @@ def test_replicas_are_added_and_removed_while_requests_go_on(caplog: pytest.LogC
         lines = [record.getMessage() for record in caplog.records if record.name == "warmroute.audit"]
         assert lines[0].startswith("from 127.0.0.1: replica r1 (http://127.0.0.1:")
         assert lines[-1] == "from 127.0.0.1: replica r1 removed"
-        assert len(lines) == 7
+        assert len(lines) == 8 and not any("\n" in line for line in lines)
 
     caplog.set_level(logging.INFO)
     run(scenario, admin_replicas=LOOPBACK)

@@ -43,6 +43,9 @@ def test_every_policy_can_be_configured(kind: str) -> None:
         ({"replicas": [{"url": "http://h:8000/v1"}]}, "without a path"),
         ({"replicas": [{"url": "http://u:p@h:8000"}]}, "credentials"),
         ({"replicas": [{"url": "http://h:99999"}]}, "replicas.0.url"),
+        ({"replicas": [{"url": "http://h:0"}]}, "port 0 is no place"),
+        ({"replicas": [{"url": "http://h", "name": "a\nb"}]}, "expected printable characters, got 'a\\n"),
+        ({"replicas": [{"url": "http://h", "name": "a" * 9_000}]}, "up to 253 characters, got 9,000 (got 'a"),
         ({"replicas": [{"url": "ftp://h"}]}, "http://HOST:PORT"),
         ({"replicas": [{"url": "http://a b:80"}]}, "http://HOST:PORT"),
         ({"replicas": [*TWO, TWO[0]]}, "10.0.0.1:8000"),
@@ -83,6 +86,7 @@ def test_what_is_wrong_is_named(data: object, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(data, "router.yaml")
     assert says in str(caught.value) and "router.yaml" in str(caught.value)
+    assert len(str(caught.value)) < 1_000
 
 
 def test_a_wrong_entry_is_said_once() -> None:
