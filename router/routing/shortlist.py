@@ -26,7 +26,7 @@ Levels = Sequence[tuple[int, int]]
 class Shortlist:
     """Draws at most 32 of the candidates; keeps track of who has an empty prefill queue."""
 
-    __slots__ = ("_idle", "_place", "_replicas", "_rng")
+    __slots__ = ("_draw", "_drawn_in", "_idle", "_place", "_replicas", "_rng")
 
     def __init__(self, replicas: Roster, rng: random.Random) -> None:
         self._replicas = replicas.by_index
@@ -36,6 +36,10 @@ class Shortlist:
         """By replica: where it stands in ``_idle``, or ``NOT_IDLE``."""
         for place, index in enumerate(self._idle):
             self._set_place(index, place)
+        self._draw = 0
+        """Number of the draw that is made."""
+        self._drawn_in: list[int] = []
+        """By replica: the last draw it was in. No bits, which are an object each time anew."""
 
     def became_busy(self, replica: int) -> None:
         """Its prefill queue is no longer empty, or it is gone. O(1)."""
@@ -68,17 +72,29 @@ class Shortlist:
         if len(candidates) <= PRICE_ALL_UP_TO:
             return list(candidates)
         rng, replicas = self._rng.random, self._replicas
-        drawn = self._warmest(usable, levels)
-        out = [replicas[index] for index in bits(drawn)]
+        there = usable.to_bytes((usable.bit_length() + 7) // 8, "little")
+        self._draw = draw = self._draw + 1
+        drawn_in = self._drawn_in
+        while len(drawn_in) < 8 * len(there):
+            drawn_in.append(0)
+        out: list[ReplicaState] = []
+        for index in bits(self._warmest(usable, levels)):
+            drawn_in[index] = draw
+            out.append(replicas[index])
         idle = self._idle
-        for pool, count, size in ((idle, IDLE, len(idle)), (None, ANY, len(candidates))):
-            for _ in range(min(count, size)):
-                draw = int(rng() * size)
-                replica = candidates[draw] if pool is None else replicas[pool[draw]]
-                bit = 1 << replica.index
-                if usable & bit and not drawn & bit:
-                    drawn |= bit
-                    out.append(replica)
+        size = len(idle)
+        for _ in range(min(IDLE, size)):
+            index = idle[int(rng() * size)]
+            place = index >> 3
+            if place < len(there) and there[place] & 1 << (index & 7) and drawn_in[index] != draw:
+                drawn_in[index] = draw
+                out.append(replicas[index])
+        size = len(candidates)
+        for _ in range(min(ANY, size)):
+            replica = candidates[int(rng() * size)]
+            if drawn_in[replica.index] != draw:
+                drawn_in[replica.index] = draw
+                out.append(replica)
         return out
 
     def _warmest(self, usable: int, levels: Levels) -> int:

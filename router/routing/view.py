@@ -15,19 +15,33 @@ ROUTE_KEY_TOKENS: Final = 1_024
 class MatchedTokens(Sequence[int]):
     """Matched tokens by replica index, looked up in levels: for fleets too large for a list per request.
 
+    No two levels have a replica in common.
+
     >>> matched = MatchedTokens([(0b0101, 100), (0b1000, 300)], replicas=4)
-    >>> list(matched)
-    [100, 0, 100, 300]
+    >>> list(matched), matched.of(2), matched.longest
+    ([100, 0, 100, 300], 100, 300)
     """
 
-    __slots__ = ("_levels", "_replicas")
+    __slots__ = ("_holders", "_replicas", "_tokens", "longest")
 
     def __init__(self, levels: Sequence[tuple[int, int]], replicas: int) -> None:
-        self._levels = levels
+        self._holders = [mask.to_bytes((mask.bit_length() + 7) // 8, "little") for mask, _ in levels]
+        """A bit for each replica; of bytes, since a long integer is shifted whole to look at one bit."""
+        self._tokens = [tokens for _, tokens in levels]
         self._replicas = replicas
+        self.longest = max(self._tokens) if levels else 0
+        """The most that any replica holds."""
 
     def __len__(self) -> int:
         return self._replicas
+
+    def of(self, index: int) -> int:
+        """Of one replica. O(levels)."""
+        place, bit = index >> 3, 1 << (index & 7)
+        for level, holders in enumerate(self._holders):
+            if place < len(holders) and holders[place] & bit:
+                return self._tokens[level]
+        return 0
 
     @overload
     def __getitem__(self, index: int) -> int: ...
@@ -35,13 +49,10 @@ class MatchedTokens(Sequence[int]):
     def __getitem__(self, index: slice) -> list[int]: ...
     def __getitem__(self, index: int | slice) -> int | list[int]:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self._replicas))]
-        if index >= self._replicas:
+            return [self.of(i) for i in range(*index.indices(self._replicas))]
+        if not 0 <= index < self._replicas:
             raise IndexError(index)
-        for mask, tokens in self._levels:
-            if mask >> index & 1:
-                return tokens
-        return 0
+        return self.of(index)
 
 
 @mypyc_attr(acyclic=True, free_list_len=1)

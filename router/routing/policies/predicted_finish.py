@@ -42,7 +42,7 @@ from router.routing.policies.load_measure import idle_below
 from router.routing.policies.same_state import same_state
 from router.routing.replica_state import ReplicaState
 from router.routing.universal_head import MOST_PAST_HEAD
-from router.routing.view import RoutingRequest
+from router.routing.view import MatchedTokens, RoutingRequest
 
 MAX_LATER_ARRIVALS: Final = 32.0
 
@@ -149,7 +149,10 @@ class PredictedFinish:
         output_tokens = request.expected_output_tokens
         decode_price = kappa * output_tokens
         copy_price, prompt = request.copy_price, request.prompt
-        longest = max(matched_by) if copy_price < 1.0 else 0
+        by_level: MatchedTokens | None = matched_by if isinstance(matched_by, MatchedTokens) else None
+        longest = 0
+        if copy_price < 1.0:
+            longest = max(matched_by) if by_level is None else by_level.longest
         universal, idle = request.universal_tokens, 0.0
         if universal:
             outstanding = sum([candidate.outstanding_tokens for candidate in candidates])
@@ -159,7 +162,10 @@ class PredictedFinish:
         for place, candidate in enumerate(rows):
             out = costs[place]
             ledger, cost, index = candidate.ledger, candidate.cost, candidate.index
-            matched = matched_by[index] if by_replica is None else by_replica[index]
+            if by_replica is not None:
+                matched = by_replica[index]
+            else:
+                matched = matched_by[index] if by_level is None else by_level.of(index)
             prefill = cost.prefill_s(tokens - matched, matched)
             wait = ledger.backlog_s(now)
             held = candidate.held
