@@ -5,7 +5,9 @@ another is read at once; one that is written in place is read when it stayed the
 next.
 """
 
+import errno
 import os
+import stat
 from pathlib import Path
 
 _Mark = tuple[int, int, int]
@@ -24,7 +26,8 @@ class WatchedFile:
     def look(self) -> str | None:
         """Its text, if it changed since the last look that gave one or failed.
 
-        Raises ``OSError`` when it cannot be read, ``UnicodeDecodeError`` when it is not UTF-8.
+        Raises ``OSError`` when it cannot be read, ``UnicodeDecodeError`` when it is not UTF-8. What is no
+        regular file, as a pipe, is not opened: nobody may ever write to it.
         """
         path = self.path
         try:
@@ -46,4 +49,6 @@ class WatchedFile:
 
 def _mark(path: str) -> _Mark:
     found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "Not a regular file", path)
     return found.st_ino, found.st_mtime_ns, found.st_size

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ def test_a_broken_file_changes_nothing_and_is_logged_once(
         assert sum("1.urll" in one for one in caplog.messages) == 1
         assert sum("works again" in one for one in caplog.messages) == 1
 
+    caplog.set_level(logging.INFO)
     run(scenario, discovery=source(path))
 
 
@@ -118,6 +120,22 @@ def test_a_file_written_in_place_is_read_when_it_is_still(tmp_path: Path) -> Non
     assert file.look() is None
     assert len(file.look() or ()) == 3
     assert file.look() is None
+
+
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
+    """A pipe that nobody writes to would be read forever, and the router could not end."""
+    path = tmp_path / "replicas.yaml"
+    file = FileSource(FileDiscovery(kind="file", path=str(path)))
+    path.symlink_to(os.devnull)
+    with pytest.raises(OSError, match="Not a regular file"):
+        file.look()
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="Not a regular file"):
+        file.look()
+    path.unlink()
+    path.write_text("- url: http://a:1\n")
+    assert [one.url for one in file.look() or ()] == ["http://a:1"]
 
 
 @pytest.mark.parametrize(
