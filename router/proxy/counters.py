@@ -119,6 +119,7 @@ class Counters:
         self.kv_sources_named = 0
         self.client_disconnects = 0
         self.broken_streams = 0
+        self.tokenless_streams = 0
         self.open_client_connections = 0
         self.receiving_bytes = 0
         """Of bodies that are not whole yet."""

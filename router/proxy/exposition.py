@@ -70,6 +70,11 @@ class RouterCollector(Collector):
                 counters.client_disconnects,
             ),
             ("broken_streams", "Answers that broke after their first byte.", counters.broken_streams),
+            (
+                "tokenless_streams",
+                "Whole answers to requests for a stream that had no token: they are not in ttft_seconds.",
+                counters.tokenless_streams,
+            ),
             ("prompt_tokens", "Prompt tokens that replicas reported.", counters.prompt_tokens),
             ("cached_tokens", "Of those, tokens served from a prefix cache.", counters.cached_tokens),
             ("output_tokens", "Reply tokens that replicas reported.", counters.output_tokens),

@@ -242,6 +242,8 @@ class Submission:
         written down. The caller sends what is released by it."""
         booked.finished(now, usage)
         service, admission = self.service, self.admission
+        if ttft_s is None and self.prompt.stream:
+            service.counters.tokenless_streams += 1
         if usage is not None:
             service.count_usage(usage)
             if admission is not None:

@@ -10,7 +10,18 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.fake_replica import DONE_EVENT, LAST_CHUNK, STREAM_HEAD, Send, Wait, chunk, delta, event
+from tests.fakes.fake_replica import (
+    DONE_EVENT,
+    LAST_CHUNK,
+    STREAM_HEAD,
+    Send,
+    Wait,
+    chunk,
+    delta,
+    event,
+    sized,
+    stream,
+)
 from tests.fakes.proxy_rig import CHAT, CHAT_STREAM, Rig, until, with_rig
 from tests.fakes.router_rig import RouterRig, with_router
 from tests.fakes.tenants import tenants
@@ -104,3 +115,16 @@ def test_B113_a_json_answer_has_a_first_byte_and_no_first_token() -> None:
         assert sum(rig.counters.ttft_s.counts) == 0
 
     with_rig(scenario)
+
+
+def test_B113_a_stream_without_a_token_is_counted_by_itself() -> None:
+    async def scenario(rig: RouterRig) -> None:
+        empty = stream(delta("", role="assistant"), delta(None, finish="stop"))
+        rig.replicas[0].plans += [[Send(empty)], [Send(sized(b"{}", 400, "Bad Request"))]]
+        for status in (200, 400, 200):
+            assert (await rig.ask(CHAT_STREAM)).status == status
+        assert (await rig.ask(CHAT)).status == 200
+        page = (await rig.admin("/metrics")).body.decode()
+        assert "warmroute_tokenless_streams_total 1.0" in page and "warmroute_ttft_seconds_count 1.0" in page
+
+    with_router(scenario)
