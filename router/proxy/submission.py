@@ -145,13 +145,17 @@ class Submission:
         elif body[:1] != b"{" and body[:64].lstrip()[:1] != b"{":
             return UNREADABLE
         if reader is not None:
-            reader.read(self.body, self._prompt_read, parse, request)
+            reader.read(self.body, self._read_by_token, parse, request)
             return None
         if request is None:
             if parse is _WHOLE:
                 return read_prompt(body)
             request = parse(body)
         return UNREADABLE if request is None else text_prompt(request)
+
+    def _read_by_token(self, prompt: Prompt) -> None:
+        """The reader has it, at once or in a turn of its own, where nobody else catches a fault of ours."""
+        self._turn(self._prompt_read, (prompt,))
 
     def _prompt_read(self, prompt: Prompt) -> None:
         """The prompt is there, at once or after a while."""

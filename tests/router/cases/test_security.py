@@ -3,11 +3,15 @@
 import json
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-from router.config import ControlField, RouterConfig
+from router.config import ControlField, ModelConfig, RouterConfig
+from router.proxy.exact_model import load_exact_model
+from router.proxy.prompt_reader import PromptReader
+from router.routing.block_naming import BlockNaming
 from router.routing.control_fields import CONTROL_FIELDS
 from router.routing.decision import Decision
 from router.routing.replica_state import ReplicaState
@@ -27,6 +31,7 @@ from tests.fakes.fake_replica import (
 )
 from tests.fakes.proxy_rig import CHAT, CHAT_STREAM, Rig, until, with_rig
 from tests.fakes.router_rig import RouterRig, with_router
+from tests.router.tokenizer_folder import write_folder
 
 ADMIN_ROUTES = [
     ("GET", "/metrics"),
@@ -312,13 +317,20 @@ class BrokenPolicy:
     assess = copy = choose
 
 
-def test_B140_a_fault_of_the_routers_own_is_not_described() -> None:
-    """The client gets 500 and an id, the log the rest."""
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("size", [2, 5_000, 300_000])
+def test_B140_a_fault_of_the_routers_own_is_not_described(size: int, by_token: bool, tmp_path: Path) -> None:
+    """It gets 500 and an id, the log the rest; also where the prompt is read later or in a thread."""
+    body = {**CHAT, "messages": [{"role": "user", "content": "a" * size}]}
 
     async def scenario(rig: Rig) -> None:
         client = await rig.client()
+        if by_token:
+            model = load_exact_model("m", ModelConfig(tokenizer=str(write_folder(tmp_path))))
+            naming = BlockNaming("warmroute", 16)
+            rig.plane.service.prompt_reader = PromptReader({"m": model}, lambda: [naming], rig.counters)
         rig.fleet.reconfigured(BrokenPolicy(), {}, rig.fleet.settings)  # type: ignore[arg-type]
-        await client.post(CHAT)
+        await client.post(body)
         answer = await client.answer()
         assert (answer.status, answer.error["code"]) == (500, "internal_error")
         assert "secret" not in answer.body.decode()
