@@ -40,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
         return 2
     try:
         _follow(args, Watch(args.url))
+    except BrokenPipeError:  # whoever reads what is printed has seen enough; ``main`` knows what that means
+        raise
     except (OSError, ValueError) as error:
         print(f"warmroute top: {error}", file=sys.stderr)
         return 1

@@ -63,6 +63,26 @@ def test_tells_the_fleet_once_as_json_and_as_lines(capsys: pytest.CaptureFixture
     with_router(scenario)
 
 
+class _Left(io.StringIO):
+    """A reader that has seen enough, as ``head``."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_who_reads_no_more_is_not_complained_of(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(rig: RouterRig) -> None:
+        url = f"http://{rig.router.admin.address}/"
+        with monkeypatch.context() as patched:
+            patched.setattr("sys.stdout", _Left())
+            assert await asyncio.to_thread(main, ["top", "--url", url, "--once", "--json"]) == 1
+        assert capsys.readouterr().err == ""
+
+    with_router(scenario)
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
 def test_a_narrow_terminal_shows_who_and_how_well_before_all_else(
     width: int, capsys: pytest.CaptureFixture[str]
