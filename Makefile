@@ -41,15 +41,15 @@ lint: $(VENV)/dev.stamp ## format, style, types and import contracts
 
 check: lint test ## lint and test
 
-compile: $(VENV)/dev.stamp pure ## the request path as C extensions, in place (needs a C compiler)
+compile: $(VENV)/dev.stamp pure ## the request path and the replica's kernel as C extensions, in place (needs a C compiler)
 	$(BIN)/python setup.py -q build_ext --inplace
 
 pure: ## remove what make compile made: plain Python again
 	find replica router -name '*.so' -delete
 	rm -rf ./*__mypyc*.so build
 
-test-compiled: compile ## the router's tests on what make compile made
-	$(PYTEST) tests/router tests/contract tests/state tests/endpoint_picker || $(FAILED_ALONE)
+test-compiled: compile ## the router's tests on what make compile made, and those of the replica's kernel
+	$(PYTEST) tests/router tests/contract tests/state tests/endpoint_picker tests/replica/test_native_chunk.py || $(FAILED_ALONE)
 
 load: $(VENV)/dev.stamp ## streaming chat, agent and RAG users against a router with tiny replicas, 20 seconds
 	$(BIN)/python -m tests.load.run_load $(LOAD_ARGS)

@@ -1,4 +1,6 @@
-"""Compiles the request path with mypyc where a wheel is built; everything else stands in pyproject.toml.
+"""Compiles the request path with mypyc where a wheel is built, and the replica's kernel of attention.
+
+Everything else stands in pyproject.toml.
 
 ``pip install .`` compiles, ``pip install -e .`` does not: what is edited must be what runs. ``make compile``
 compiles in place. Without a C compiler, or with WARMROUTE_PURE=1, the same code runs as plain Python.
@@ -63,11 +65,13 @@ CARRIES = tuple(
 )
 PICKS = Path("router/endpoint_picker/pick.py")
 """It extends ``Submission``: a compiled class takes no subclass that is not."""
+KERNEL = "replica/model/_chunk_attention.c"
+"""C: attention of a prefill chunk; it must find the OpenMP that torch brings, so Linux alone."""
 BUILDS = ("bdist_wheel", "build_ext")
 
 
 def extensions() -> list[Extension]:
-    """The modules of the request path as C extensions, when one is to be built."""
+    """The modules of the request path as C extensions, when one is to be built; and the kernel."""
     if os.environ.get("WARMROUTE_PURE") or not any(command in sys.argv for command in BUILDS):
         return []
     from mypyc.build import mypycify
@@ -80,6 +84,13 @@ def extensions() -> list[Extension]:
     if sys.platform != "win32":
         for extension in made:  # modules find each other by a table: nothing but their init need be seen
             extension.extra_compile_args = [*extension.extra_compile_args, "-fvisibility=hidden"]
+    if sys.platform == "linux":
+        name = KERNEL.removesuffix(".c").replace("/", ".")
+        flags = ["-O3", "-fopenmp"]
+        # Optional: where it cannot be built, torch's own operations do the same.
+        made.append(
+            Extension(name, [KERNEL], extra_compile_args=flags, extra_link_args=flags[1:], optional=True)
+        )
     return made
 
 

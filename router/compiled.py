@@ -20,7 +20,7 @@ def stale_modules(root: Path = ROOT) -> list[Path]:
         return []
     stale = []
     for package in PACKAGES:
-        for source in sorted((root / package).rglob("*.py")):
+        for source in sorted((root / package).rglob("*.py")) + sorted((root / package).rglob("*.c")):
             for suffix in EXTENSION_SUFFIXES:
                 compiled = source.with_suffix(suffix)
                 if compiled.is_file() and compiled.stat().st_mtime < source.stat().st_mtime:

@@ -3,8 +3,9 @@
 K and V are gathered block by block into a workspace. In decode the query heads that share a KV head become
 its query rows, which keeps bf16 on the fast kernel. A chunk after a prefix is never given to ``is_causal``:
 torch aligns that mask to the top left, which is wrong when queries are fewer than keys. In bf16 a
-chunk goes to the fused kernel in runs of queries, folded as in decode, where the processor has AMX; elsewhere
-its attention is made of matrix products (``attention_products``).
+chunk goes to the fused kernel in runs of queries, folded as in decode, where the processor has AMX; else to
+our own kernel (``native_chunk``) where that was built, or its attention is made of matrix products
+(``attention_products``).
 """
 
 import torch
@@ -12,6 +13,7 @@ import torch.nn.functional as functional
 
 from replica.model.attention_masks import AttentionMasks
 from replica.model.attention_products import QUERY_RUN, ChunkProducts, ScoreMemory
+from replica.model.native_chunk import KernelMemory, NativeChunk, is_native
 from replica.model.paged_kv import PagedKv
 from replica.model.processor import has_amx
 from replica.model.step_plan import DecodeGroup, PrefillSpan, StepPlan
@@ -20,6 +22,14 @@ QUERY_ROWS = 4
 """Batch-invariant: query rows come in multiples of this; with fewer, other kernels add in another order."""
 SPARE_ROWS = 16
 """Batch-invariant: rows of finite, otherwise meaningless values that must follow the queries."""
+
+
+class AttentionMemory:
+    """What attention keeps from step to step."""
+
+    def __init__(self) -> None:
+        self.scores = ScoreMemory()
+        self.kernel = KernelMemory()
 
 
 class PagedAttention:
@@ -34,7 +44,7 @@ class PagedAttention:
         kv: PagedKv,
         heads: int,
         out: torch.Tensor,
-        memory: ScoreMemory,
+        memory: "AttentionMemory",
         *,
         batch_invariant: bool,
     ) -> None:
@@ -45,7 +55,7 @@ class PagedAttention:
         a plan that pads contexts, and SPARE_ROWS.
         """
         masks = AttentionMasks(out.dtype)
-        self._parts: list[_DecodeCall | _FusedChunk | _FoldedChunk | ChunkProducts] = [
+        self._parts: list[_DecodeCall | _FusedChunk | _FoldedChunk | ChunkProducts | NativeChunk] = [
             _DecodeCall(group, kv, heads, out, masks, QUERY_ROWS if batch_invariant else 1)
             for group in plan.decodes
         ]
@@ -54,8 +64,12 @@ class PagedAttention:
             self._parts += [_FusedChunk(span, kv, out, masks, unit) for span in plan.prefills]
         elif has_amx():
             self._parts += [_FoldedChunk(span, kv, heads, out, masks) for span in plan.prefills]
+        elif is_native(kv):
+            self._parts += [NativeChunk(span, kv, heads, out, memory.kernel) for span in plan.prefills]
         else:
-            self._parts += [ChunkProducts(span, kv, heads, out, masks, memory) for span in plan.prefills]
+            self._parts += [
+                ChunkProducts(span, kv, heads, out, masks, memory.scores) for span in plan.prefills
+            ]
 
     def __call__(self, layer: int, window: int | None, queries: torch.Tensor, kv: torch.Tensor) -> None:
         """Attend and write into ``out``.

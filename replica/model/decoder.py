@@ -5,8 +5,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as functional
 
-from replica.model.attention import SPARE_ROWS, PagedAttention
-from replica.model.attention_products import ScoreMemory
+from replica.model.attention import SPARE_ROWS, AttentionMemory, PagedAttention
 from replica.model.linear_attention import LinearAttention, StateMemory
 from replica.model.paged_kv import PagedKv
 from replica.model.shape import ModelShape, inverse_frequencies
@@ -40,7 +39,7 @@ class Decoder:
         self._weights = weights
         self._dtype = weights.embedding.dtype
         self._batch_invariant = batch_invariant
-        self._score_memory = ScoreMemory()
+        self._attention_memory = AttentionMemory()
         angles = torch.outer(
             torch.arange(shape.context, dtype=torch.float32),
             torch.tensor(inverse_frequencies(shape.rotary, shape.head_dim), dtype=torch.float32),
@@ -106,7 +105,7 @@ class Decoder:
             self.kv,
             self.shape.heads,
             attended,
-            self._score_memory,
+            self._attention_memory,
             batch_invariant=self._batch_invariant,
         )
 

@@ -83,6 +83,10 @@ class PagedKv:
         """Write ``kv`` [tokens, 2 * kv_heads, head_dim]; ``rows``: what ``rows()`` says."""
         self._put(self._place_of[layer], rows, _to_codes(kv) if self.int8 else kv)
 
+    def layer(self, layer: int) -> torch.Tensor:
+        """K and V of one layer as stored: [blocks, block_size, 2 * kv_heads, width], not copied."""
+        return self._memory[:, self._place_of[layer]]
+
     def context(self, blocks: torch.Tensor) -> "Context":
         """Copies of these blocks, [len(blocks), block_size, 2 * kv_heads, head_dim]."""
         room = self._workspace(blocks.shape[0])

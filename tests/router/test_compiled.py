@@ -33,6 +33,16 @@ def test_a_source_that_changed_after_it_was_compiled_is_named(tmp_path: Path) ->
     ]
 
 
+def test_a_source_in_c_that_changed_after_it_was_compiled_is_named(tmp_path: Path) -> None:
+    root = checkout(tmp_path, source_s=100.0, compiled_s=200.0)
+    kernel = root / "replica" / "kernel.c"
+    kernel.parent.mkdir()
+    for path, changed_s in ((kernel, 200.0), (kernel.with_suffix(EXTENSION_SUFFIXES[0]), 100.0)):
+        path.touch()
+        os.utime(path, (changed_s, changed_s))
+    assert stale_modules(root) == [Path("replica/kernel.c")]
+
+
 def test_what_was_compiled_last_or_never_is_not(tmp_path: Path) -> None:
     assert not stale_modules(checkout(tmp_path / "fresh", source_s=100.0, compiled_s=200.0))
     assert not stale_modules(checkout(tmp_path / "pure", source_s=100.0, compiled_s=None))
