@@ -133,7 +133,13 @@ class Service:
         outbox = self.fleet.outbox
         while outbox:
             held = outbox.pop(0)
-            held.context.hold_ended(held.flight, now)
+            try:
+                held.context.hold_ended(held.flight, now)
+            except Exception:  # a fault in one request is not that of the one whose end let it go
+                logger.exception("a fault of the router's own")
+                held.context.failed_inside()
+                if held.flight is not None:
+                    self.fleet.cancelled(held.flight, now)
 
     def drop_waiting(self, held: Held, now: float) -> None:
         """A request that waits in the router is over."""

@@ -14,6 +14,9 @@ from router.proxy.prompt_reader import PromptReader
 from router.routing.block_naming import BlockNaming
 from router.routing.control_fields import CONTROL_FIELDS
 from router.routing.decision import Decision
+from router.routing.hold_queue import Held
+from router.routing.in_flight import InFlight
+from router.routing.prompt_blocks import UNREADABLE
 from router.routing.replica_state import ReplicaState
 from router.routing.view import RoutingRequest
 from tests.fakes.fake_replica import (
@@ -337,3 +340,38 @@ def test_B140_a_fault_of_the_routers_own_is_not_described(size: int, by_token: b
 
     with pytest.raises(AssertionError, match="a fault of the router's own"):  # the rig holds it against us
         with_rig(scenario, replicas=2)
+
+
+class Released:
+    """Stands for a request that was held and is sent now."""
+
+    def __init__(self, *, faulty: bool) -> None:
+        self.faulty = faulty
+        self.told: list[str] = []
+
+    def hold_ended(self, flight: InFlight | None, now: float) -> None:
+        if self.faulty:
+            raise RuntimeError("of the router's own")
+        self.told.append("sent")
+
+    def failed_inside(self) -> None:
+        self.told.append("failed")
+
+
+def test_B140_a_fault_in_a_request_that_was_held_strikes_nobody_else() -> None:
+    """Whoever let it go, and those behind it, go on; what was booked for it is free again."""
+
+    async def scenario(rig: Rig) -> None:
+        faulty, fine = Released(faulty=True), Released(faulty=False)
+        for released in (faulty, fine):
+            held = Held(None, None, 0.1, 9.0, context=released)
+            held.flight = rig.fleet.sent(UNREADABLE, rig.fleet.decide(UNREADABLE, 0.0), 0.0)
+            rig.fleet.outbox.append(held)
+            if released is fine:
+                rig.fleet.cancelled(held.flight, 0.0)  # nobody carries it here
+        rig.plane.service.send_released(0.0)
+        assert (faulty.told, fine.told) == (["failed"], ["sent"])
+        assert not rig.fleet.replicas[0].ledger.in_flight
+
+    with pytest.raises(AssertionError, match="a fault of the router's own"):
+        with_rig(scenario)
