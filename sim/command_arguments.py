@@ -29,6 +29,11 @@ def whole_number(least: int) -> Callable[[str], int]:
     return parse
 
 
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """An argparse type: whole numbers from 1 on, with commas between; each once."""
+    return tuple(dict.fromkeys(map(whole_number(1), text.split(","))))
+
+
 def number(least: float, *, above: bool = False, most: float = float("inf")) -> Callable[[str], float]:
     """An argparse type: a finite number from ``least`` (or ``above`` it) to ``most``."""
 

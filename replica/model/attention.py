@@ -44,7 +44,7 @@ class PagedAttention:
         kv: PagedKv,
         heads: int,
         out: torch.Tensor,
-        memory: "AttentionMemory",
+        memory: AttentionMemory,
         *,
         batch_invariant: bool,
     ) -> None:

@@ -51,7 +51,7 @@ class DecisionCost:
     @property
     def all_us(self) -> float:
         """All of it."""
-        return self.read_us + self.choose_us + self.later_us
+        return self.decision_us + self.later_us
 
 
 class _Replay:

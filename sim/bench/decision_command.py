@@ -9,7 +9,7 @@ from rich.table import Table
 
 from router.compiled import is_compiled
 from sim.bench.decision import LOADS, DecisionCost, Measured, measure_decisions
-from sim.command_arguments import add_count, whole_number
+from sim.command_arguments import add_count, whole_numbers
 from sim.progress_view import ProgressView
 from sim.results_table import print_whole, table_console
 
@@ -20,15 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     for name, default, what in (("--replicas", "8,64,256", "sizes of fleets"), ("--sizes", "2,32", "KiB")):
         parser.add_argument(
-            name, type=_counts, default=_counts(default), metavar="N,…", help=f"{what} (default {default})"
+            name, type=whole_numbers, default=default, metavar="N,…", help=f"{what} (default {default})"
         )
     add_count(parser, "--requests", "requests measured in each round", default=3_000)
     add_count(parser, "--rounds", "rounds, of which the median is reported", default=3)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(map(whole_number(1), text.split(","))))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from sim.bench.overhead_report import as_json, cost_table, ratio_table
 from sim.bench.process_cpu import NO_PROC, available
 from sim.bench.rivals_argument import add_rivals_argument
 from sim.bench.routers import Absent, find_rivals, ours
-from sim.command_arguments import add_count, number, whole_number
+from sim.command_arguments import add_count, number, whole_numbers
 from sim.command_output import complain
 from sim.demo.processes import ChildError, ChildProcesses, free_ports
 from sim.progress_view import ProgressView
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     plan = OverheadPlan()
     parser.add_argument(
         "--sizes",
-        type=_sizes,
+        type=whole_numbers,
         default=plan.sizes_kib,
         metavar="KIB,…",
         help=f"sizes of the prompts, default {','.join(map(str, plan.sizes_kib))}",
@@ -52,10 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         add_count(parser, f"--{name}", what, default=default)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(map(whole_number(1), text.split(","))))
 
 
 def run(args: argparse.Namespace) -> int:
